@@ -23,14 +23,15 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// TestGPUPeersNamed: two ranks whose operations change, and one of which is late now and then,
-// are nobody's fault; when another process copies over the link between them, matrix and verdict
-// name the pair. LOCKSTEP_TEST_FAKE_LINK=1 has it run on fake GPUs, with a link that is made slow.
+// TestGPUPeersNamed: ranks whose operations change, and one of which is late now and then, are nobody's
+// fault; when another process copies over the link between GPUs 0 and 1, matrix and verdict name that
+// pair, or one of its ends, and nobody else. LOCKSTEP_TEST_FAKE_LINK=1 has it run on fake GPUs, with a link that is
+// made slow.
 func TestGPUPeersNamed(t *testing.T) {
 	if !faked || os.Getenv("LOCKSTEP_TEST_FAKE_LINK") == "" {
 		realPair(t)
 	}
-	p := unbalancedPair(t, 40*time.Second)
+	p := unbalancedRanks(t, 40*time.Second)
 	began := time.Now()
 	if faked {
 		for _, k := range [][2]int{{0, 1}, {1, 0}} {
@@ -44,11 +45,12 @@ func TestGPUPeersNamed(t *testing.T) {
 		}
 		defer end()
 	}
+	isPair := func(k diagnosis.Culprit) bool {
+		return k.Kind == diagnosis.CulpritConnection && min(k.Rank, k.Peer) == 0 && max(k.Rank, k.Peer) == 1
+	}
 	named := func() bool {
 		return slices.ContainsFunc(p.incidents(), func(i collector.Incident) bool {
-			return i.Verdict.Class == diagnosis.CommunicationSlow && !i.Opened.Before(began) && slices.ContainsFunc(i.Verdict.Culprits, func(k diagnosis.Culprit) bool {
-				return k.Kind == diagnosis.CulpritConnection && min(k.Rank, k.Peer) == 0 && max(k.Rank, k.Peer) == 1
-			})
+			return i.Verdict.Class == diagnosis.CommunicationSlow && !i.Opened.Before(began) && slices.ContainsFunc(i.Verdict.Culprits, isPair)
 		})
 	}
 	// It goes on for 12 s, so that the ranks tell what they stamp.
@@ -60,11 +62,14 @@ func TestGPUPeersNamed(t *testing.T) {
 	}
 	for _, i := range p.incidents() {
 		t.Logf("verdict: %s\n  %s", sentence(i), strings.Join(i.Verdict.Why, "\n  "))
+		if v := i.Verdict; v.Class == diagnosis.CommunicationSlow && len(v.Culprits) > 0 && (v.Culprits[0].Rank > 1 || v.Culprits[0].Peer > 1) {
+			t.Errorf("somebody else is named: %s", sentence(i))
+		}
 	}
 }
 
-// unbalancedPair starts two ranks under a pipeline, which must not name a link for so long.
-func unbalancedPair(t *testing.T, healthy time.Duration) *pipeline {
+// unbalancedRanks starts a rank on each GPU under a pipeline, which must not name a link for so long.
+func unbalancedRanks(t *testing.T, healthy time.Duration) *pipeline {
 	var recs recorders
 	var stop atomic.Bool
 	p := startPipeline(t, "gpu", []string{os.Getenv("LOCKSTEP_RUNTIME_DIR")})
@@ -73,10 +78,12 @@ func unbalancedPair(t *testing.T, healthy time.Duration) *pipeline {
 			cfg.GPU.Peers, cfg.GPU.Algo = "on", "sym" // which reads
 		}
 	}
+	n, gpus := gpuRanks(t)
+	n = min(n, gpus)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		ranks(t, 2, onGPUs(t, 2, recs.keep, by), func(ctx context.Context, c *ccl.Comm) error { return unbalanced(ctx, t, c, &recs, &stop) })
+		ranks(t, n, onGPUs(t, n, recs.keep, by), func(ctx context.Context, c *ccl.Comm) error { return unbalanced(ctx, t, c, &recs, &stop) })
 	}()
 	t.Cleanup(func() { stop.Store(true); <-done })
 	// The first seconds load kernels, for which there may be no cubins.
@@ -97,7 +104,7 @@ func TestGPUPeersBesideGEMM(t *testing.T) {
 	if os.Getenv("GEMM_OUT") == "" || os.Getenv("GEMM_RANKS") == "" {
 		t.Skip("no GEMM runs beside: preload libgemm.so")
 	}
-	p := unbalancedPair(t, 60*time.Second)
+	p := unbalancedRanks(t, 60*time.Second)
 	for _, i := range p.incidents() {
 		t.Logf("verdict: %s\n  %s", sentence(i), strings.Join(i.Verdict.Why, "\n  "))
 	}
@@ -126,20 +133,21 @@ func unbalanced(ctx context.Context, t *testing.T, c *ccl.Comm, recs *recorders,
 	var trips, moving []int64
 	for i := 0; ; i++ {
 		size := least << (i / 64 % 5)
-		if i%16 == 8*c.Rank() {
+		if i%16 == 16/c.Size()*c.Rank() {
 			time.Sleep(500 * time.Microsecond)
 		}
 		buf := m.bytes(ccl.Float32, 0, size)
 		err := c.AllReduce(s, buf, buf, ccl.Sum)
 		if i%4 == 3 {
-			err = errors.Join(err, c.AllGather(s, m.bytes(ccl.Float32, c.Rank()*size/2, size/2), buf))
+			share := size / c.Size() &^ 255
+			err = errors.Join(err, c.AllGather(s, m.bytes(ccl.Float32, c.Rank()*share, share), m.bytes(ccl.Float32, 0, c.Size()*share)))
 		}
 		if err := do(ctx, s, err); err != nil {
 			return err
 		}
 		for n := r.Stamps(stamps); n > 0; n = r.Stamps(stamps) {
 			for _, st := range stamps[:n] {
-				x := st.Peers[1-c.Rank()]
+				x := st.Peers[(c.Rank()+1)%c.Size()]
 				if x.Trip != 0 && st.End != 0 && st.Coll == record.AllReduce && st.Bytes == uint64(16*least) {
 					trips, moving = append(trips, int64(x.Trip)), append(moving, int64(x.There-x.Came))
 				}

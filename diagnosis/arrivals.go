@@ -243,35 +243,8 @@ func (x *arrivalsOf) findPeriod() (period, phase uint64, fresh int) {
 		}
 		v[i] = math.Sqrt(float64(max(0, p[i].until-p[i].from))) // a pause counts for less
 	}
-	mean := 0.0
-	for _, y := range v {
-		mean += y / float64(len(v))
-	}
-	alike := func(lag int) float64 {
-		sum, a, b := 0.0, 0.0, 0.0
-		for i := lag; i < len(v); i++ {
-			sum += (v[i] - mean) * (v[i-lag] - mean)
-			a += (v[i] - mean) * (v[i] - mean)
-			b += (v[i-lag] - mean) * (v[i-lag] - mean)
-		}
-		return sum / math.Sqrt(max(a*b, 1e-9))
-	}
-	var c [mostPeriod + 1]float64
-	most := 0.0
-	for lag := 1; lag <= min(mostPeriod, len(v)/3); lag++ {
-		if c[lag] = alike(lag); c[lag] < periodSure/math.Sqrt(float64(len(v)-lag)) {
-			c[lag] = 0 // by chance
-		}
-		most = max(most, c[lag])
-	}
-	if most < 0.3 {
+	if period = uint64(repeatsAfter(v, 1, 0.3)); period == 1 {
 		return 1, 0, 0
-	}
-	for lag := 1; lag < len(c); lag++ {
-		if c[lag] >= 0.7*most {
-			period = uint64(lag)
-			break
-		}
 	}
 	sums := make([]float64, period)
 	for i := range p {
@@ -283,4 +256,38 @@ func (x *arrivalsOf) findPeriod() (period, phase uint64, fresh int) {
 		}
 	}
 	return period, phase, 0
+}
+
+// repeatsAfter is after how many values they repeat, 1 where they do not: they correlate by least with those
+// before, of as many pairs. NaN is a value that is not known.
+func repeatsAfter(v []float64, leastPairs, least float64) int {
+	mean, known := 0.0, 0.0
+	for _, y := range v {
+		if !math.IsNaN(y) {
+			mean, known = mean+y, known+1
+		}
+	}
+	mean /= max(known, 1)
+	alike := func(lag int) (c, pairs float64) {
+		sum, a, b := 0.0, 0.0, 0.0
+		for i := lag; i < len(v); i++ {
+			if x, y := v[i]-mean, v[i-lag]-mean; !math.IsNaN(x) && !math.IsNaN(y) {
+				sum, a, b, pairs = sum+x*y, a+x*x, b+y*y, pairs+1
+			}
+		}
+		return sum / math.Sqrt(max(a*b, 1e-9)), pairs
+	}
+	var c [mostPeriod + 1]float64
+	most := 0.0
+	for lag := 1; lag <= min(mostPeriod, len(v)/3); lag++ {
+		one, pairs := alike(lag)
+		if c[lag] = one; pairs < leastPairs || one < periodSure/math.Sqrt(max(pairs, 1)) {
+			c[lag] = 0 // by chance
+		}
+		most = max(most, c[lag])
+	}
+	if most < least {
+		return 1
+	}
+	return max(1, slices.IndexFunc(c[:], func(x float64) bool { return x >= 0.7*most }))
 }

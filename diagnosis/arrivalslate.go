@@ -328,7 +328,7 @@ func (d *arrivals) onlyHere(r, ci int32) bool {
 // spends reports whether a rank's own time has grown since a moment by a good part of what it has been late
 // for since then: who is late since others held it up has spent no more of its own.
 func (d *arrivals) spends(r int32, since int64, cost float64) bool {
-	n := d.windowsSince(since)
+	n := d.drags.windowsSince(since)
 	return n > 0 && uint32(r) < uint32(len(d.drags.ranks)) && d.drags.ranks[r].mean(d.drags.windows, 0, n) >= spendsLeast*cost
 }
 
@@ -336,11 +336,11 @@ func (d *arrivals) spends(r int32, since int64, cost float64) bool {
 // last: the next sampled collective may be seconds away.
 func (d *arrivals) recovered(s *lateRank) bool {
 	g := d.drags
-	n := d.windowsSince(s.last) - 1 // it reaches over the last one
+	n := d.drags.windowsSince(s.last) - 1 // it reaches over the last one
 	if int(n) < d.cfg.RecoverWindows || uint32(s.rank) >= uint32(len(g.ranks)) {
 		return false
 	}
-	x, all, costly := &g.ranks[s.rank], d.windowsSince(s.since), int32(0)
+	x, all, costly := &g.ranks[s.rank], d.drags.windowsSince(s.since), int32(0)
 	least := stillCosts * x.mean(g.windows, n, max(1, all-n))
 	for k := n; k < all; k++ {
 		if x.mean(g.windows, k, 1) >= least {
@@ -348,15 +348,6 @@ func (d *arrivals) recovered(s *lateRank) bool {
 		}
 	}
 	return least > 0 && 5*costly >= 4*(all-n) && x.mean(g.windows, 0, int32(d.cfg.RecoverWindows)) < least
-}
-
-// windowsSince is how many windows of the drags reach back to a moment.
-func (d *arrivals) windowsSince(since int64) (n int32) {
-	g := d.drags
-	for at := g.at; n < min(g.windows, costWindows) && at > since; n++ {
-		at -= int64(g.lengths[(g.windows-1-n)%costWindows])
-	}
-	return n
 }
 
 // findings reports the ranks that are late again and again.
@@ -369,7 +360,7 @@ func (d *arrivals) findings(found []finding) []finding {
 		c := &d.ev.Comms[s.comm]
 		f := finding{}
 		f.Class, f.Level, f.Since, f.Victims = NoncommunicationSlow, s.level, s.since, len(c.Members)-1
-		if node := nodeOf(d.ev, s.rank); d.drags.wholeFor(node, d.windowsSince(s.since)) {
+		if node := nodeOf(d.ev, s.rank); d.drags.wholeFor(node, d.drags.windowsSince(s.since)) {
 			f.ordered = true
 			f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: d.ev.Nodes[node].Name, Reason: reasonStraggler})
 		}

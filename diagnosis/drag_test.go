@@ -1,6 +1,10 @@
 package diagnosis
 
-import "testing"
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
 
 // TestDragStatistics: a single pause is no cost, however long; what lasts is.
 func TestDragStatistics(t *testing.T) {
@@ -61,6 +65,71 @@ func TestQuietBefore(t *testing.T) {
 	} {
 		if got := c.x.isNew(now, h, 0.1, c.few); got != c.want {
 			t.Errorf("%s: new %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// TestCostBefore: what a rank cost before a fault is what was known when that began, however long it lasts
+// without a verdict.
+func TestCostBefore(t *testing.T) {
+	w := &window{view: &view{ev: &Evidence{Ranks: make([]Rank, 1)}}}
+	d := &drags{window: w, ranks: make([]rankCost, 1)}
+	x, since := &d.ranks[0], int64(0)
+	play := func(n int, cost float32) {
+		for range n {
+			at := d.windows % costWindows
+			for h, k := range horizons {
+				x.sums[h] += cost - x.cost[(d.windows-k%costWindows+costWindows)%costWindows]
+			}
+			x.cost[at], d.lengths[at] = cost, 1e9
+			d.windows++
+			d.at += 1e9
+			x.remember(d.windows)
+		}
+	}
+	for _, quiet := range []int{11, 4 * costWindows} { // before it is remembered by when it was, and after
+		*x, d.windows, d.at = rankCost{}, 0, 0
+		play(quiet, 0.02)
+		since = d.at
+		play(1, 0.3)
+		before := d.before(0, since)
+		play(5*costWindows, 0.3)
+		if later := d.before(0, since); later.known && later.most < 0.29 {
+			t.Errorf("after %d windows: %v is known of before at last", quiet, later.most)
+		}
+		if !before.known || before.most > 0.1 || d.isHabit(0, &before, since, 0.3) {
+			t.Errorf("after %d windows: known %v, cost %v, taken for a habit", quiet, before.known, before.most)
+		}
+		d.forgive(0, &before)
+		if again := d.before(0, d.at); quiet > costWindows && again.most > 0.1 {
+			t.Errorf("after %d windows: a fault of %v is a habit", quiet, again.most)
+		}
+	}
+}
+
+// TestRepeatsAfter finds after how many values a series repeats, also where some are not known; noise does not repeat.
+func TestRepeatsAfter(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	series := func(n, period int, known float64) (v []float64) {
+		for i := range n {
+			x := 1 + 0.2*rng.NormFloat64()
+			if period > 0 && i%period == 0 {
+				x += 5
+			}
+			if rng.Float64() >= known {
+				x = math.NaN()
+			}
+			v = append(v, x)
+		}
+		return v
+	}
+	for _, c := range []struct {
+		n, period int
+		known     float64
+		want      int
+	}{{256, 10, 1, 10}, {256, 9, 0.5, 9}, {512, 10, 0.4, 10}, {256, 0, 1, 1}, {512, 0, 0.5, 1}, {20, 10, 1, 1}, {0, 0, 1, 1}} {
+		if got := repeatsAfter(series(c.n, c.period, c.known), 1, 0.3); got != c.want {
+			t.Errorf("%+v: repeats after %d", c, got)
 		}
 	}
 }

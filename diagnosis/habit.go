@@ -112,163 +112,65 @@ func (x *rankCost) mostly(windows, n int32) bool {
 	return 5*count >= 3*n
 }
 
-// isHabit reports whether a rank has cost nearly as much before a moment as it has since,
-// by what is remembered of it, or else by the windows before that; neither is known of a
-// young job. What a window's edge puts into the one is missing in the next, so all since
-// then count, and not only those that were slow.
-func (d *drags) isHabit(rank int32, since int64, cost float64) (habit, known bool) {
+// costBefore is what is known of what a rank cost before a moment.
+type costBefore struct {
+	past  pastCost // as it was then
+	most  float64  // over the shortest horizon
+	known bool     // not of a young job
+}
+
+// windowsSince is how many windows reach back to a moment.
+func (d *drags) windowsSince(since int64) (n int32) {
+	for at := d.at; n < min(d.windows, costWindows) && at > since; n++ {
+		at -= int64(d.lengths[(d.windows-1-n)%costWindows])
+	}
+	return n
+}
+
+func (d *drags) costOf(rank int32) *rankCost {
 	if len(d.ranks) != len(d.ev.Ranks) || uint32(rank) >= uint32(len(d.ranks)) {
-		return false, false
-	}
-	x := &d.ranks[rank]
-	n, after, at := min(d.windows, costWindows, x.past.of), int32(0), d.at
-	for after < n && at > since {
-		at -= int64(d.lengths[(d.windows-1-after)%costWindows])
-		after++
-	}
-	if after > 1 {
-		cost = x.mean(d.windows, 0, after)
-	}
-	if x.past.n == pastKnown {
-		return cost < newCost*float64(x.past.old[len(horizons)]), true
-	}
-	most := 0.0
-	for k := after; k+horizons[0] <= n; k++ {
-		most = max(most, x.mean(d.windows, k, horizons[0]))
-	}
-	return cost < newCost*most, n-after >= minWindows
-}
-
-// isRule reports whether a rank that has been late in the window is so as a rule.
-func (d *stragglers) isRule(s *slowRank) bool {
-	since := d.start
-	if s.slow > 0 && s.since > 0 {
-		since = s.since
-	}
-	if !s.alone {
-		if habit, known := d.drags.isHabit(s.rank, since, s.allCost/float64(d.now-since)); known && !habit {
-			return true
-		}
-	}
-	return d.lateAsARule(s, since)
-}
-
-const (
-	fewestArrivals = 8
-	// leastLate is which part of a rank's excess the collectives have to show at least: others
-	// of its communicators show the rest.
-	leastLate = 0.3
-	// ruleShare is which part of its lateness is left when no step counts for more than
-	// ruleMost of what a step has on average.
-	ruleShare, ruleMost = 0.65, 1.5
-)
-
-// lateAsARule reports whether a rank comes late to the collectives of most steps since a
-// moment, and not once in many steps by far more. Each sampled collective has the moments
-// at which its members came.
-func (d *stragglers) lateAsARule(s *slowRank, since int64) bool {
-	ci, late := s.felt, []float64(nil)
-	for i := -1; i < len(d.comms) && len(late) < fewestArrivals; i++ {
-		if i >= 0 {
-			ci = int32(i)
-		}
-		if h := &d.comms[ci]; h.p2p || h.former || i >= 0 && ci == s.felt {
-			continue
-		}
-		if late = d.lateness(s.rank, ci, since); len(late) > 0 && !d.sameWork(s.rank, ci) {
-			late = nil
-		}
-	}
-	if len(late) < fewestArrivals {
-		return false
-	}
-	// Who varies is early as often as late: what it is early counts against it.
-	all, sum, often, n := 0.0, 0.0, 0, float64(len(late))
-	for _, l := range late {
-		all += l
-	}
-	each := d.collectivesPerStep(ci)
-	most, least := ruleMost*each*all/n, all/n/3
-	for _, l := range late {
-		sum += min(max(l, -most), most)
-		switch {
-		case l >= least:
-			often++
-		case l <= -least:
-			often--
-		}
-	}
-	return all > 0 && all/n >= leastLate*s.excess/max(1, d.opsEach(ci)) && sum >= ruleShare*all && float64(often) >= n/(2*each)
-}
-
-// sameWork reports whether a rank's peers in a communicator do what it does: none of them is
-// its neighbour in a pipeline, whose stages come at times of their own.
-func (d *stragglers) sameWork(rank, comm int32) bool {
-	members := d.ev.Comms[comm].Members
-	for i := range d.comms {
-		if h := &d.comms[i]; !h.p2p || h.former {
-			continue
-		}
-		of := d.ev.Comms[i].Members
-		in := func(r int32) bool { return slices.ContainsFunc(of, func(m Member) bool { return m.World == r }) }
-		if in(rank) && slices.ContainsFunc(members, func(m Member) bool { return m.World != rank && in(m.World) }) {
-			return false
-		}
-	}
-	return true
-}
-
-// opsEach is how many operations a member of a communicator did in the window.
-func (w *window) opsEach(ci int32) float64 {
-	h, c := &w.comms[ci], &w.ops[ci]
-	return float64(h.ops-min(c.ops, h.ops)) / float64(max(1, len(w.ev.Comms[ci].Members)))
-}
-
-// collectivesPerStep is how many operations of a communicator a step has. Where the program
-// does not mark steps, the communicator with the fewest operations tells, or nothing does.
-func (d *stragglers) collectivesPerStep(ci int32) float64 {
-	if steps := d.view.step - min(d.step, d.view.step); steps > 0 {
-		return max(1, d.opsEach(ci)/float64(steps))
-	}
-	each := func(i int) float64 { return float64(d.comms[i].ops) / float64(max(1, len(d.ev.Comms[i].Members))) }
-	least := each(int(ci))
-	for i := range d.comms {
-		if d.opsEach(int32(i)) > 0 && !d.comms[i].former {
-			least = min(least, each(i))
-		}
-	}
-	return max(2, each(int(ci))/max(1, least))
-}
-
-// lateness returns by how much later than its middle peer a rank has entered each sampled
-// collective of a communicator since a moment, ns.
-func (v *view) lateness(rank, comm int32, since int64) (late []float64) {
-	ev := v.ev
-	reference := nodeOf(ev, rank)
-	members := ev.Comms[comm].Members
-	me := slices.IndexFunc(members, func(m Member) bool { return m.World == rank })
-	if reference < 0 || me < 0 || len(ev.Arrivals) == 0 {
 		return nil
 	}
-	bounds := alignClocks(ev, comm, reference)
-	var others []float64
-	for i := range ev.Arrivals {
-		a := &ev.Arrivals[i]
-		if a.Comm != comm || a.Coll.PointToPoint() || me >= len(a.Start) || a.Start[me] < since || a.Start[me] == 0 {
-			continue
-		}
-		others = others[:0]
-		for m := range members {
-			n := nodeOf(ev, members[m].World)
-			if m == me || n < 0 || m >= len(a.Start) || a.Start[m] == 0 {
-				continue
-			}
-			d, _ := bounds[n].offset()
-			others = append(others, float64(a.Start[me]-a.Start[m]-d))
-		}
-		if len(others) > 0 {
-			late = append(late, median(others))
+	return &d.ranks[rank]
+}
+
+// before returns what a rank cost before a moment, by what is remembered of it, or else by
+// the windows before that. Whoever finds it slow keeps it: as time goes on, none of these
+// windows is left, and what is remembered is the fault.
+func (d *drags) before(rank int32, since int64) (b costBefore) {
+	x := d.costOf(rank)
+	if x == nil {
+		return b
+	}
+	if b.past = x.past; x.past.n == pastKnown {
+		b.most, b.known = float64(x.past.old[len(horizons)]), true
+		return b
+	}
+	n := min(d.windows, costWindows, x.past.of)
+	after := min(n, d.windowsSince(since))
+	for k := after; k+horizons[0] <= n; k++ {
+		b.most = max(b.most, x.mean(d.windows, k, horizons[0]))
+	}
+	b.known = n-after >= minWindows
+	return b
+}
+
+// isHabit reports whether a rank cost nearly as much before a moment as it has since. What a
+// window's edge puts into the one is missing in the next, so all since then count, and not
+// only those that were slow.
+func (d *drags) isHabit(rank int32, b *costBefore, since int64, cost float64) bool {
+	if x := d.costOf(rank); x != nil {
+		if after := d.windowsSince(since); after > 1 {
+			cost = x.mean(d.windows, 0, after)
 		}
 	}
-	return late
+	return cost < newCost*b.most
+}
+
+// forgive makes what a rank cost before a fault all that is remembered of it: the fault is
+// no habit that excuses the next one.
+func (d *drags) forgive(rank int32, b *costBefore) {
+	if x := d.costOf(rank); x != nil {
+		x.past = b.past
+	}
 }

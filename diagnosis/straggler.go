@@ -33,6 +33,7 @@ type slowRank struct {
 	fresh   bool        // drags: it is no habit
 	node    bool        // drags: it is beyond its bar as one of its node's ranks, not by itself
 	unfelt  int         // windows in a row that its peers did not feel
+	before  costBefore  // what it cost before the first late one
 	last    int         // sampled collectives that it entered last, of
 	of      int
 }
@@ -235,7 +236,7 @@ func (d *stragglers) slowAt(rank int32) *slowRank {
 		if len(d.slow) == maxSlow {
 			return nil
 		}
-		d.slow = append(d.slow, slowRank{rank: rank})
+		d.slow = append(d.slow, slowRank{rank: rank, before: d.drags.before(rank, d.start)})
 		at = len(d.slow) - 1
 	}
 	return &d.slow[at]
@@ -264,7 +265,7 @@ func (d *stragglers) slowAgain(s *slowRank) {
 	if x == nil {
 		return
 	}
-	s.streak, s.comm, s.windows = x.streak, s.felt, x.windows
+	s.streak, s.comm, s.windows, s.before = x.streak, s.felt, x.windows, x.before
 	if x.level > 0 {
 		s.comm = x.comm
 	}
@@ -272,11 +273,16 @@ func (d *stragglers) slowAgain(s *slowRank) {
 	s.allCost = x.allCost + min(s.excess, mostCost*float64(d.now-d.start))
 	s.again(d.window, s.alone, d.isNoChance(s) && d.isRule(s))
 	s.last, s.of = d.enteredLast(s.rank, s.comm, s.since)
+	if s.level == Confirmed {
+		d.drags.forgive(s.rank, &s.before)
+	}
 	*x = *s
 }
 
-// learnOwn lets the ranks that nothing is wrong with teach what is normal.
+// learnOwn lets the ranks that nothing is wrong with teach what is normal. While a rank is told
+// to be late, what others wait for it is not: else they would not feel it for long.
 func (d *stragglers) learnOwn(common float64) {
+	told := slices.ContainsFunc(d.slow, func(s slowRank) bool { return s.level > 0 })
 	for r := range d.sums {
 		own, inside, ops := d.delta(int32(r))
 		hist := &d.ranks[r]
@@ -292,7 +298,9 @@ func (d *stragglers) learnOwn(common float64) {
 			h.spread += (min(1, max(off, -off)) - h.spread) / 8
 		}
 		h.own.learn(own / ops)
-		h.inside.learn(inside / ops)
+		if !told || !d.settled(&h.inside) {
+			h.inside.learn(inside / ops)
+		}
 	}
 }
 

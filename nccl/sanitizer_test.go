@@ -42,7 +42,7 @@ func TestSanitizers(t *testing.T) {
 	if long {
 		scenes = append(scenes, "basic", "fused", "p2p", "graph", "symmetric", "hang", "threads", "many", "twice", "stale", "endless")
 		// Without a set of their own: which kernels are asked for changes all the time.
-		sampled = append(sampled, "tight", "stuck", "blind", "threads", "pipes")
+		sampled = append(sampled, "tight", "stuck", "blind", "threads", "pipes", "selves", "selfish")
 		vs = versions
 	}
 	for _, f := range sanitizers {

@@ -154,9 +154,11 @@ func (r *Remediator) Run(ctx context.Context) error {
 	t := time.NewTicker(r.o.Retry)
 	defer t.Stop()
 	for {
-		r.probe()
-		if err := r.pass(ctx); err != nil {
-			r.o.Logger.Error("journal pass failed", "err", err)
+		if ctx.Err() == nil { // a tick that came with the end may have been taken first
+			r.probe()
+			if err := r.pass(ctx); err != nil {
+				r.o.Logger.Error("journal pass failed", "err", err)
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -327,6 +329,9 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 	}
 	policy := r.o.Config.decide(&e.Alert)
 	for delay := r.o.Retry; ; delay = min(2*delay, maxDelay*r.o.Retry) {
+		if ctx.Err() != nil {
+			return false // a pass may have begun as the process was told to end
+		}
 		e.Tries++
 		actx, cancel := context.WithTimeout(ctx, r.o.Config.ActionTimeout)
 		answer, err := r.o.Actuator.Act(actx, Action{

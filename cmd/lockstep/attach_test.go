@@ -27,6 +27,15 @@ import (
 //	yaml PAGE               checks that each YAML of the page is some, and dry-runs its attach commands
 func TestAttach(t *testing.T) {
 	p := scripts("testdata/attach")
+	setup := p.Setup
+	p.Setup = func(e *testscript.Env) error {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return err
+		}
+		e.Setenv("XDG_CACHE_HOME", cache) // Prometheus and Alertmanager are there when another test has had them built
+		return setup(e)
+	}
 	p.Cmds["readme"] = readme
 	p.Cmds["gone"] = gone
 	p.Cmds["web"] = web

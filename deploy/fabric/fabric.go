@@ -274,18 +274,23 @@ const (
 	burstMs = 8
 )
 
+// classesOf adds, or changes, an interface's classes for a rate in kbit/s: two, as switches have them, of which what
+// asks for low delay goes first.
+func classesOf(verb, dev string, rate int) string {
+	burst := max(frames*mtu, rate/8*burstMs)
+	return fmt.Sprintf("class %[1]s dev %[2]s parent 1: classid 1:1 htb rate %[3]dkbit burst %[6]d cburst %[6]d\n"+
+		"class %[1]s dev %[2]s parent 1:1 classid 1:10 htb rate %[4]dkbit ceil %[3]dkbit burst %[6]d cburst %[6]d prio 0 quantum 1600\n"+
+		"class %[1]s dev %[2]s parent 1:1 classid 1:20 htb rate %[5]dkbit ceil %[3]dkbit burst %[6]d cburst %[6]d prio 1 quantum 6000",
+		verb, dev, rate, rate/10, rate*9/10, burst)
+}
+
 // shape gives every link its rate.
 func (u *Up) shape() error {
-	// Two classes, as switches have them: what asks for low delay goes first. htb, since
-	// kernels without prio have it.
-	burst := max(frames*mtu, u.Rate*1000/8*burstMs)
+	// htb, since kernels without prio have it.
 	classes := func(dev string) string {
-		return fmt.Sprintf("qdisc add dev %[1]s root handle 1: htb default 20\n"+
-			"class add dev %[1]s parent 1: classid 1:1 htb rate %[2]dkbit burst %[6]d cburst %[6]d\n"+
-			"class add dev %[1]s parent 1:1 classid 1:10 htb rate %[3]dkbit ceil %[2]dkbit burst %[6]d cburst %[6]d prio 0 quantum 1600\n"+
-			"class add dev %[1]s parent 1:1 classid 1:20 htb rate %[4]dkbit ceil %[2]dkbit burst %[6]d cburst %[6]d prio 1 quantum 6000\n"+
-			"qdisc add dev %[1]s parent 1:10 bfifo limit 64kb\nqdisc add dev %[1]s parent 1:20 bfifo limit %[5]d\n"+
-			"filter add dev %[1]s parent 1: protocol ip prio 1 u32 match ip tos 0x10 0x10 flowid 1:10", dev, 1000*u.Rate, 100*u.Rate, 900*u.Rate, queueMs*1000*u.Rate/8, burst)
+		return fmt.Sprintf("qdisc add dev %[1]s root handle 1: htb default 20\n%[2]s\n"+
+			"qdisc add dev %[1]s parent 1:10 bfifo limit 64kb\nqdisc add dev %[1]s parent 1:20 bfifo limit %[3]d\n"+
+			"filter add dev %[1]s parent 1: protocol ip prio 1 u32 match ip tos 0x10 0x10 flowid 1:10", dev, classesOf("add", dev, 1000*u.Rate), queueMs*1000*u.Rate/8)
 	}
 	for l := range u.leaves() {
 		var lines []string

@@ -345,6 +345,27 @@ func TestEightJobs(t *testing.T) {
 	t.Logf("without: %s; with: %s; total %.2f times, slowest %.3f of the fastest", summary(without), summary(with), mean(with)/mean(without), slices.Min(with)/slices.Max(with))
 }
 
+// withoutAndWith measures without a planner, and with one that has looked at the fabric.
+func (b *bed) withoutAndWith(measure func(planner string)) {
+	if os.Getenv("FABRIC_TEST_ONLY") != "with" {
+		measure("")
+	}
+	addr, kill := b.planner()
+	defer kill()
+	b.probers(addr)
+	time.Sleep(3 * time.Second)
+	measure(addr)
+}
+
+// eachSecond is the bandwidth of each second from the second on, in a line.
+func (j *job) eachSecond(ends []float64, zero, seconds float64) string {
+	var line strings.Builder
+	for s := 2.0; s < seconds; s++ {
+		fmt.Fprintf(&line, " %.0f", j.bus(ends, zero+s-0.7, zero+s+1.3))
+	}
+	return line.String()
+}
+
 // TestLinkDies: one of a leaf's uplinks dies under load, routing follows half a second later, and the
 // link comes back.
 func TestLinkDies(t *testing.T) {
@@ -364,21 +385,10 @@ func TestLinkDies(t *testing.T) {
 		must(t, b.up.Heal(0, 1))
 		ends := j.wait()
 		zero := float64(began.UnixNano()) / 1e9
-		var line strings.Builder
-		for s := 2.0; s < seconds; s++ {
-			fmt.Fprintf(&line, " %.0f", j.bus(ends, zero+s-0.7, zero+s+1.3))
-		}
-		t.Logf("planner %q, each second from 2 on:%s", planner, line.String())
+		t.Logf("planner %q, each second from 2 on:%s", planner, j.eachSecond(ends, zero, seconds))
 		t.Logf("before %.1f, dead %.1f, back %.1f (ideal %.1f, 15/16: %.1f)", j.bus(ends, zero+3, zero+cut), j.bus(ends, zero+cut+3, zero+back), j.bus(ends, zero+back+10, zero+seconds), b.ideal(), b.ideal()*15/16)
 	}
-	if os.Getenv("FABRIC_TEST_ONLY") != "with" {
-		measure("")
-	}
-	addr, kill := b.planner()
-	defer kill()
-	b.probers(addr)
-	time.Sleep(3 * time.Second)
-	measure(addr)
+	b.withoutAndWith(measure)
 }
 
 // TestSlowLink: one of a leaf's uplinks has 60 % of its rate for a while, and nobody is told.
@@ -397,22 +407,11 @@ func TestSlowLink(t *testing.T) {
 		must(t, b.up.Slow(0, 1, 1))
 		ends := j.wait()
 		zero := float64(began.UnixNano()) / 1e9
-		var line strings.Builder
-		for s := 2.0; s < seconds; s++ {
-			fmt.Fprintf(&line, " %.0f", j.bus(ends, zero+s-0.7, zero+s+1.3))
-		}
-		t.Logf("planner %q, each second from 2 on:%s", planner, line.String())
+		t.Logf("planner %q, each second from 2 on:%s", planner, j.eachSecond(ends, zero, seconds))
 		t.Logf("before %.1f, slow %.1f, from its 15th second on %.1f, well %.1f (ideal %.1f)", j.bus(ends, zero+3, zero+slow),
 			j.bus(ends, zero+slow, zero+slow+15), j.bus(ends, zero+slow+15, zero+well), j.bus(ends, zero+well+20, zero+seconds), b.ideal())
 	}
-	if os.Getenv("FABRIC_TEST_ONLY") != "with" {
-		measure("")
-	}
-	addr, kill := b.planner()
-	defer kill()
-	b.probers(addr)
-	time.Sleep(3 * time.Second)
-	measure(addr)
+	b.withoutAndWith(measure)
 }
 
 // TestPlannerDies: the planner is killed under load, comes back, and is cut off: no
@@ -437,5 +436,5 @@ func TestPlannerDies(t *testing.T) {
 	must(t, exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", "up").Run())
 	ends := j.wait()
 	zero := float64(began.UnixNano()) / 1e9
-	t.Logf("before %.1f, killed %.1f, back %.1f, cut off %.1f (ideal %.1f)", j.bus(ends, zero+2, zero+5), j.bus(ends, zero+5, zero+9), j.bus(ends, zero+9, zero+13), j.bus(ends, zero+13, zero+16), b.ideal())
+	t.Logf("before %.1f, killed %.1f, back %.1f, cut off and three seconds more %.1f (ideal %.1f)", j.bus(ends, zero+2, zero+5), j.bus(ends, zero+5, zero+9), j.bus(ends, zero+9, zero+13), j.bus(ends, zero+13, zero+19), b.ideal())
 }

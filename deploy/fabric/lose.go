@@ -46,16 +46,7 @@ func (u *Up) Lose(l, s int, up bool, share float64) (well func() error, err erro
 // Slow gives a link, both ways, a share of its rate, without anybody being told; 1 is all of it again.
 func (u *Up) Slow(l, s int, share float64) error {
 	rate := int(share * 1000 * float64(u.Rate)) // kbit/s
-	classes := func(dev string) []string {
-		burst := max(frames*mtu, rate/8*burstMs)
-		change := func(class, parent string, rate, ceil int, rest string) string {
-			return fmt.Sprintf("class change dev %s parent %s classid %s htb rate %dkbit ceil %dkbit burst %d cburst %d %s", dev, parent, class, rate, ceil, burst, burst, rest)
-		}
-		return []string{
-			change("1:1", "1:", rate, rate, ""),
-			change("1:10", "1:1", rate/10, rate, "prio 0 quantum 1600"),
-			change("1:20", "1:1", rate*9/10, rate, "prio 1 quantum 6000"),
-		}
-	}
-	return errors.Join(batch("tc", u.leaf(l), classes(fmt.Sprintf("s%d", s))), batch("tc", u.spine(s), classes(fmt.Sprintf("l%d", l))))
+	return errors.Join(
+		batch("tc", u.leaf(l), []string{classesOf("change", fmt.Sprintf("s%d", s), rate)}),
+		batch("tc", u.spine(s), []string{classesOf("change", fmt.Sprintf("l%d", l), rate)}))
 }

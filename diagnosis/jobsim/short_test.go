@@ -46,12 +46,13 @@ func TestShortStepsSums(t *testing.T) {
 
 // TestShortStepsWindows plays healthy jobs in which a rank was late in window after window: by
 // chance, where every window varies by a third; because pauses and windows came in turns; and
-// beside ranks that do other work, or that come early as often as late.
+// beside ranks that do other work, or that come early as often as late; or because pauses every dozen of
+// steps, or what else repeats, were taken for steps.
 func TestShortStepsWindows(t *testing.T) {
 	for _, seed := range []uint64{900239, 990225} {
 		mustConfirmNothing(t, shortJob, seed)
 	}
-	for _, seed := range []uint64{500024, 500193, 700203, 700388, 900239} {
+	for _, seed := range []uint64{500024, 500193, 700203, 700388, 900239, 3000067, 3000188, 3000193} {
 		mustConfirmNothing(t, habitJob, seed)
 	}
 }

@@ -7,6 +7,7 @@
  *
  * WAKING=NS in the environment: no network, and a call that is timed takes so much longer.
  * stall: from step N on what it sends in "dp" does not arrive; late: it arrives US later.
+ * PROGRESS and FAULTS: it keeps losses, begins again where it was, and obeys orders (train.c).
  */
 #include "driver.h"
 
@@ -26,6 +27,7 @@ static struct comm comms[2];
 static struct { struct played p; int comm; uint64_t dur; } queue[QUEUE];
 static uint64_t queued, ran; /* by the caller, by the GPU */
 static uint64_t stall_at, late_at, late_us; /* operations of "dp" */
+static int busy; /* the GPU has other work */
 
 /* A ring: each sends to the next one and goes on when the one before has sent. */
 static void ring(struct played *p, uint64_t n)
@@ -55,10 +57,12 @@ static void *gpu(void *arg)
 	int ranks = comms[0].ranks;
 	(void)arg;
 	for (uint64_t i = 0;; i++) {
-		while (__atomic_load_n(&queued, __ATOMIC_ACQUIRE) == i)
-			usleep(100);
+		for (int looks = 0; __atomic_load_n(&queued, __ATOMIC_ACQUIRE) == i; looks++)
+			usleep(looks < 1000 ? 100 : 5000); /* one that has nothing to do for long uses no CPU */
 		struct played *p = &queue[i % QUEUE].p;
 		int k = queue[i % QUEUE].comm;
+		if (__atomic_load_n(&busy, __ATOMIC_RELAXED))
+			usleep(20000);
 		int64_t at = mono();
 		kernel_begin(p, 2, at + GPU_OFFSET);
 		__atomic_store_n(&meeting->begun[k][comms[k].rank], ++n[k], __ATOMIC_RELEASE);
@@ -118,16 +122,21 @@ int play_rank(int argc, char **argv)
 	comm_init(&comms[1], 0x79, "tp", ranks, rank);
 	pthread_t t;
 	pthread_create(&t, NULL, gpu, NULL);
-	for (long i = 0; i < steps; i++) {
+	for (long i = train_begin(rank); i < steps; i++) {
+		struct orders o = train_orders();
+		__atomic_store_n(&busy, o.busy, __ATOMIC_RELAXED);
 		if (i == stop_after)
 			for (;;)
 				pause(); /* it never calls again */
 		usleep((useconds_t)(step_us + (slow_at >= 0 && i >= slow_at ? slow_us : 0)));
+		if (o.swap)
+			call(0, "AllReduce", 1 << 16, 300);
 		call(1, "AllGather", 1 << 12, 200);
 		call(1, "ReduceScatter", 1 << 12, 200);
-		for (int k = 0; k < 3; k++)
+		for (int k = o.skip + o.swap; k < 3; k++)
 			call(0, "AllReduce", 1 << 16, 300);
 		synchronize();
+		train_done(i + 1);
 	}
 	told(&comms[0], "exact");
 	told(&comms[1], "exact");

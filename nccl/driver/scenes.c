@@ -67,10 +67,10 @@ static void p2p(void)
 		int n = i % 2 ? 1 : 6;
 		api_begin(&p, &c, 0);
 		for (int k = 0; k < n; k++)
-			api_p2p(&p, k % 2 ? "Recv" : "Send", 512, k / 2, &api[k]);
+			api_p2p(&p, k % 2 ? "Recv" : "Send", 512, k / 2 * 2, &api[k]);
 		plan_begin(&p);
 		for (int k = 0; k < n; k++)
-			plan_p2p(&p, k % 2 ? "Recv" : "Send", 512, k / 2, 2, api[k]);
+			plan_p2p(&p, k % 2 ? "Recv" : "Send", 512, k / 2 * 2, 2, api[k]);
 		plan_end(&p);
 		api_end(&p);
 		int64_t at = mono();
@@ -437,7 +437,7 @@ int scene(const char *name)
 	static const struct { const char *name; void (*play)(void); } scenes[] = {
 		{"basic", basic}, {"fused", fused}, {"p2p", p2p}, {"graph", graph}, {"symmetric", symmetric}, {"lost", lost}, {"endless", endless}, {"crowd", crowd},
 		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"peers", peers}, {"many", many}, {"churn", churn}, {"forks", forks}, {"clones", clones}, {"control", control},
-		{"twice", twice}, {"stale", stale}, {"tight", tight}, {"waking", waking}, {"stuck", stuck}, {"blind", blind},
+		{"twice", twice}, {"stale", stale}, {"tight", tight}, {"waking", waking}, {"stuck", stuck}, {"blind", blind}, {"selves", selves}, {"selfish", selfish},
 	};
 	for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)
 		if (!strcmp(name, scenes[i].name)) {

@@ -52,7 +52,7 @@ static int reset_comm(struct comm *c, uint32_t size)
 	c->mask = c->size - 1;
 	c->called = c->started = c->finished = c->told_started = 0;
 	c->plans = c->stopped_plan = 0;
-	c->loud = c->quiet = 0;
+	c->loud = c->loud_before = c->deaf = c->quiet = 0;
 	c->group = c->group_seq = c->plan = c->plan_seq = 0;
 	c->last_group = c->first_of_group = 0;
 	c->maybe = c->maybe_told = 0, c->maybe_group = 0, c->maybe_at = 0;

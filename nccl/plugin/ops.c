@@ -51,7 +51,7 @@ static struct op *new_op(struct comm *c, const struct call *a, int64_t now, uint
 	}
 	o->called = now, o->launched = 0;
 	if (!(a->flags & OP_QUIET))
-		SET(&c->loud, n);
+		loud_call(c, n);
 	SET(&o->group, a->group);
 	SET(&o->bytes, a->bytes);
 	SET(&o->stream, a->stream), SET(&o->plan, a->plan), SET(&o->flags, a->flags), SET(&o->root, a->root);
@@ -196,7 +196,7 @@ static uint64_t p2p_api(struct comm *c, uint32_t gen, const struct nccl_event *e
 }
 
 /* An operation goes into a kernel: its channels come next. */
-static void place(struct comm *c, struct op *o, uint32_t plan)
+static void place(struct comm *c, struct op *o, uint64_t seq, uint32_t plan)
 {
 	int64_t launched = PEEK(&c->launched);
 	SET(&o->plan, plan);
@@ -204,6 +204,7 @@ static void place(struct comm *c, struct op *o, uint32_t plan)
 		SET(&o->launched, launched);
 	__atomic_fetch_or(&o->flags, OP_PLACED, __ATOMIC_RELEASE);
 	SET(&c->posted, PEEK(&c->posted) + 1);
+	loud_placed(c, o, seq);
 }
 
 /* The number of the plan that a group handle names; one of its own when there is none. */
@@ -235,7 +236,7 @@ static uint64_t coll_start(struct comm *c, uint32_t gen, const struct nccl_event
 	if (c->version >= 7 && e->u.coll.symmetric)
 		SET(&o->algo, (uint8_t)LOCKSTEP_ALGO_SYM);
 	SET(&o->channels, (uint16_t)e->u.coll.channels);
-	place(c, o, plan);
+	place(c, o, seq, plan);
 	return make_handle(H_COLL, c, gen, seq);
 }
 
@@ -245,6 +246,7 @@ static uint64_t p2p_start(struct comm *c, uint32_t gen, const struct nccl_event 
 	const void *group = c->version == 4 ? e->parent : e->u.p2p.group;
 	struct op *o;
 	SET(&c->p2p, 1);
+	note_self(c, e);
 	if (handle_kind(parent) == H_P2P_API && !(parent & H_CAPTURED)) {
 		struct comm *owner;
 		if (!(o = op_of(parent, &owner)) || owner != c)
@@ -252,7 +254,7 @@ static uint64_t p2p_start(struct comm *c, uint32_t gen, const struct nccl_event 
 		if (PEEK(&o->coll) != LOCKSTEP_COLL_GROUP)
 			SET(&o->root, e->u.p2p.peer);
 		if (!(PEEK(&o->flags) & OP_PLACED) || PEEK(&o->plan) != (uint32_t)(uint64_t)(uintptr_t)group)
-			place(c, o, plan_of(c, group));
+			place(c, o, seq, plan_of(c, group));
 		return make_handle(H_P2P, c, gen, seq);
 	}
 	struct call a = call_of(c, e->u.p2p.func, e->u.p2p.datatype, e->u.p2p.count, -1);
@@ -269,7 +271,7 @@ static uint64_t p2p_start(struct comm *c, uint32_t gen, const struct nccl_event 
 	SET(&c->plan, (uint64_t)(uintptr_t)group), SET(&c->plan_seq, seq);
 	if (!o)
 		return 0;
-	place(c, o, a.plan);
+	place(c, o, seq, a.plan);
 	return make_handle(H_P2P, c, gen, seq);
 }
 
@@ -326,7 +328,7 @@ static uint64_t kernel_start(const struct nccl_event *e)
 	if (handle_kind(parent) != H_COLL && handle_kind(parent) != H_P2P)
 		return 0;
 	struct op *o = op_of(parent, &c);
-	if (!o)
+	if (!o || PEEK(&c->deaf) >> (e->u.kernel_ch.channel & 63) & 1)
 		return 0;
 	uint64_t seq = LOAD(&o->seq), first;
 	was = LOAD(&o->count);

@@ -99,7 +99,8 @@ struct comm {
 	/* The thread that calls collectives. */
 	uint64_t called ALIGNED; /* operations numbered */
 	uint32_t plans;
-	uint64_t loud; /* last operation whose kernel NCCL was asked for */
+	uint64_t loud, loud_before; /* last operation whose kernel NCCL is going to tell of, and the one before */
+	uint64_t deaf; /* channels that NCCL tells nothing true of, a bit each: see selves.c */
 	/* The API group, and the plan, whose sends and receives are one operation, and its number. */
 	uint64_t group, group_seq, plan, plan_seq;
 	uint64_t last_group, first_of_group; /* of the last call, and the first operation of it */
@@ -271,6 +272,15 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 HIDDEN void op_stop(uint64_t h);
 HIDDEN void kernel_stop(uint64_t h, uint64_t timer);
 HIDDEN void op_waited(uint64_t h, int64_t ns, int32_t peer);
+/* selves.c */
+HIDDEN void note_self(struct comm *c, const struct nccl_event *e);
+HIDDEN void loud_call(struct comm *c, uint64_t seq);
+HIDDEN void loud_placed(struct comm *c, const struct op *o, uint64_t seq);
+HIDDEN int is_deaf(const struct comm *c, const struct op *o);
+static inline uint32_t channels_told(const struct comm *c, uint32_t channels)
+{
+	return channels > 1 && PEEK(&c->deaf) == 1 ? channels - 1 : channels;
+}
 /* settle.c */
 HIDDEN void settle(struct comm *c, uint32_t gen, int64_t now, int tick);
 HIDDEN int settle_last(struct comm *c, int64_t now);

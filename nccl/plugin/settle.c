@@ -28,7 +28,7 @@ static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq
 	int later = LOAD(&c->started) > seq;
 	uint64_t count = *at = LOAD(&o->count);
 	uint32_t started = count_started(count), stopped = count_stopped(count);
-	uint16_t channels = PEEK(&o->channels);
+	uint32_t channels = channels_told(c, PEEK(&o->channels));
 
 	if (count_held(count)) /* the helper looks again */
 		return KEEP;
@@ -39,7 +39,7 @@ static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq
 			return EXACT;
 		return KEEP;
 	}
-	if (flags & OP_QUIET && !started && returned(c, o, seq)) { /* what NCCL times behind it tells that it is over */
+	if ((flags & OP_QUIET || is_deaf(c, o)) && !started && returned(c, o, seq)) { /* what NCCL times behind it tells that it is over */
 		if (full || later)
 			return UNSEEN;
 		return tick && PEEK(&c->loud) < seq && now - PEEK(&o->called) > 250 * MS ? ASSUMED : KEEP;
@@ -116,7 +116,7 @@ static int64_t finish(struct comm *c, struct op *o, uint64_t seq, enum verdict v
 		if (seen_start)
 			tell_run(c, o, seq, LOCKSTEP_KIND_START, seen_start, start != UINT64_MAX ? start : 0, replay);
 		tell_run(c, o, seq, LOCKSTEP_KIND_END, now, 0, LOCKSTEP_FLAG_UNSEEN);
-		if (PEEK(&o->flags) & OP_QUIET) {
+		if (PEEK(&o->flags) & OP_QUIET || is_deaf(c, o)) {
 			c->quiet++;
 			ADD(&plugin.sampling.untimed, 1);
 		} else {
@@ -185,7 +185,7 @@ static void walk(struct comm *c, int64_t now, int tick)
 			}
 			if (!(PEEK(&o->flags) & OP_PLACED) && now - o->called > 100 * MS && !returned(c, o, seq))
 				tell_started(c, seq, o->called); /* the call itself waits for others: connections are made */
-			if (PEEK(&o->flags) & OP_QUIET && now - o->called > 100 * MS)
+			if ((PEEK(&o->flags) & OP_QUIET || is_deaf(c, o)) && now - o->called > 100 * MS)
 				tell_started(c, seq, o->called); /* what is timed behind it has not begun: it is this one, or one soon after it */
 			break;
 		}

@@ -36,9 +36,19 @@ def raw_comm():
     return Comm(rank, world, share)
 
 
+SETTLE = 10  # seconds, at most
+
+
+def unfinished(r):
+    return sum(c["enqueued"] - c["finished"] for c in r.comms())
+
+
 def settle():
+    """Waits until all that was called is over in the recorder too: ends that NCCL does not tell come from the plugin's helper."""
     torch.cuda.synchronize()
-    time.sleep(0.5)  # the plugin's helper: ends that nobody tells
+    r, until = recorder(), time.time() + SETTLE
+    while r and unfinished(r) and time.time() < until:
+        time.sleep(0.02)
 
 
 def section(name, play, chunks=1):
@@ -56,7 +66,7 @@ def section(name, play, chunks=1):
             sums[k] = sums.get(k, 0) + v
     now = r.comms()
     return {"section": name, "issued": model.issued, "numbered": sum(c["enqueued"] - before.get(c["id"], 0) for c in now),
-            "open": sum(c["enqueued"] - c["finished"] for c in now), "lost": r.counters()["ops_lost"] - lost, **sums}
+            "open": unfinished(r), "lost": r.counters()["ops_lost"] - lost, **sums}
 
 
 def accounting(tp, steps):
@@ -142,6 +152,32 @@ def accounting(tp, steps):
     return out
 
 
+def beside_events(r, stream, n, call):
+    """Operations by the plugin's stamps and by CUDA events around them, in the same order."""
+    pairs = []
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            call()
+        settle()
+        since = r.counters()["appended"]
+        for _ in range(n):
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(400_000)  # all three are queued before the first begins: launching is not what is compared
+            a.record()
+            call()
+            b.record()
+            pairs.append((a, b))
+            torch.cuda.synchronize()
+        settle()
+    ours = [t[4] / 1e3 for t in r.durations(since)[0]]
+    theirs = [a.elapsed_time(b) * 1e3 for a, b in pairs]
+    if len(ours) != n:
+        return {"missing": n - len(ours)}
+    err = sorted(t - o for o, t in zip(ours, theirs))
+    return {"ours_us": statistics.median(ours), "events_us": statistics.median(theirs),
+            "err_least_us": err[0], "err_median_us": err[n // 2], "err_p99_us": err[n * 99 // 100]}
+
+
 def durations():
     """Each all-reduce by the plugin's stamps and by CUDA events around it: called directly, on the
     events' own stream, and through torch, whose group has another stream."""
@@ -150,32 +186,24 @@ def durations():
     for way in ("direct", "torch"):
         for size in [8, 4096, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30]:
             x = torch.ones(max(size // 4, 2), device=dev)
-            n = 400 if size <= 1 << 26 else 40
-            pairs = []
-            with torch.cuda.stream(stream):
-                call = (lambda: raw.all_reduce(x.data_ptr(), x.numel(), stream.cuda_stream)) if way == "direct" else (lambda: dist.all_reduce(x))
-                for _ in range(5):
-                    call()
-                settle()
-                since = r.counters()["appended"]
-                for _ in range(n):
-                    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                    torch.cuda._sleep(400_000)  # all three are queued before the first begins: launching is not what is compared
-                    a.record()
-                    call()
-                    b.record()
-                    pairs.append((a, b))
-                    torch.cuda.synchronize()
-                settle()
-            ours = [t[4] / 1e3 for t in r.durations(since)[0]]
-            theirs = [a.elapsed_time(b) * 1e3 for a, b in pairs]
-            if len(ours) == n:
-                err = sorted(t - o for o, t in zip(ours, theirs))
-                rows.append({"way": way, "size": size, "ours_us": statistics.median(ours), "events_us": statistics.median(theirs),
-                             "err_least_us": err[0], "err_median_us": err[n // 2], "err_p99_us": err[n * 99 // 100]})
-            else:
-                rows.append({"way": way, "size": size, "missing": n - len(ours)})
+            call = (lambda: raw.all_reduce(x.data_ptr(), x.numel(), stream.cuda_stream)) if way == "direct" else (lambda: dist.all_reduce(x))
+            rows.append({"way": way, "size": size, **beside_events(r, stream, 400 if size <= 1 << 26 else 40, call)})
             del x
+    return rows
+
+
+def selfsend():
+    """The same on one communicator before and after all-to-alls, a part of which goes to the rank itself: small ones, and large ones."""
+    r, rows, stream = recorder(), [], torch.cuda.Stream()
+    for part in (0, 1 << 12, 1 << 22):
+        if part:
+            a, b = torch.ones(world * part // 4, device=dev), torch.empty(world * part // 4, device=dev)
+            for _ in range(100):
+                dist.all_to_all_single(b, a)
+            settle()
+        for size in (4096, 1 << 20):
+            x = torch.ones(size // 4, device=dev)
+            rows.append({"part": part, "size": size, "open": unfinished(r), **beside_events(r, stream, 100, lambda: dist.all_reduce(x))})
     return rows
 
 
@@ -228,6 +256,8 @@ if what == "accounting":
     result = accounting(tp_group, int(os.environ.get("MEASURE_STEPS", "2000")))
 elif what == "durations":
     result = durations()
+elif what == "selfsend":
+    result = selfsend()
 else:
     result = turns(tp_group)
 reader = recorder()

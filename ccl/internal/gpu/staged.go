@@ -384,7 +384,7 @@ func (c *Comm) told(recv cuda.Ptr, n, send uint64) (at [MaxRanks]uint64) {
 // messageShare is from how many bytes of a share on a collective that only moves shares goes as
 // messages of a kernel, where peers cannot reach the buffers: in such a kernel some blocks push
 // while others copy out what has come, in pieces too small to be worth launches.
-func (c *Comm) messageShare() uint64 { return max(2*c.leastPiece(), llMessage) + 1 }
+func (c *Comm) messageShare() uint64 { return max(c.leastPiece(), llMessage) + 1 }
 
 // asMessages reports whether an operation, in no windows, goes as messages. It depends on
 // nothing in which ranks may differ. (Between's stamps are not those of messages.)

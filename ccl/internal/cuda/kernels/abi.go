@@ -43,7 +43,7 @@ type Args struct {
 	SlotMask, Desc   uint32
 	Rank, Ranks      uint32
 	Root, Op, Flags  uint32
-	Room             uint32 // of Reduce: bytes of the memory at Ring that results may pass through; of rings' kernels: those of a chunk at most, 0: as many as fit
+	Room             uint32 // of Reduce: bytes of the memory at Ring that results may pass through
 	Pace             uint32 // ps that a KiB of bulk copies to peers takes each block at least; 0: as fast as they go
 	Peers            uint32 // rows of what is stamped by peer are at Slots + 16*Peers, by kernels of modules ByPeer names; 0: none is
 	Ring, Stride     uint64 // rank r has RingBytes for what peers push to be reduced, at Ring + r*Stride

@@ -130,7 +130,7 @@ struct Args {
   u32 root;
   u32 op;       // record.RedOp
   u32 flags;
-  u32 room;         // of Reduce: so many bytes of ring are for results that root cannot be sent in place; of rings' kernels: bytes of a chunk at most, 0: as many as fit
+  u32 room;         // of Reduce: so many bytes of ring are for results that root cannot be sent in place
   u32 pace;         // of bulk copies to peers: ps that a KiB takes a block at least; 0: as fast as they go
   u32 peers;        // PeerRow[slotMask + 1] are at slots + 16 * peers; 0: none are told. For modules that make them (peers.h)
   u64 ring, stride; // rank r has memory for what peers push, as mapped here at ring + r * stride: of ls_allreduce_pushbulk and of rings LS_RING_BYTES

@@ -48,9 +48,6 @@ enum {
   LS_RING_BATCH = 4,         // chunks of a part that follow each other where parts take turns: a part's way to the next rank takes their time
   LS_RING_ROWS = 6,          // packs that a thread has in flight of each source: 96 KiB of a block, which any multiprocessor has
 #endif
-#ifndef LS_RING_WEAVE
-  LS_RING_WEAVE = 1,  // chunks of a batch's last turn and of the next one's first alternate
-#endif
   LS_RING_TURNS = 4,  // chunks that a block shall have of each part, for ranks to overlap
   LS_RING_MOVERS = LS_RING_WARPS * LS_RING_LANES,
   LS_RING_THREADS = LS_RING_MOVERS + 32,
@@ -273,8 +270,8 @@ struct Ring {
 
 // ringChunk is the size of chunks where blocks share bytes: as large as may be, but that each
 // block has several, a multiple of batch, and about as many as any other.
-FI u32 ringChunk(const Args &a, u64 bytes, u32 batch = 1) {
-  u64 most = a.room && a.room < pitch() ? a.room : pitch(), share = (bytes + blocks() - 1) / blocks(), turns = (share + most - 1) / most;
+FI u32 ringChunk(u64 bytes, u32 batch = 1) {
+  u64 most = pitch(), share = (bytes + blocks() - 1) / blocks(), turns = (share + most - 1) / most;
   turns = upTo(turns < LS_RING_TURNS ? LS_RING_TURNS : turns, batch);
   u64 chunk = upTo((share + turns - 1) / turns, LS_RING_LEAST);
   return u32(chunk < LS_RING_LEAST ? LS_RING_LEAST : least(chunk, pitch()));
@@ -326,7 +323,7 @@ struct Chain {
   Tiles tiles;
   u32 step, steps;
   Chunk c; // of the beginning of the buffers
-  FI Chain(const Args &a, u64 bytes, const Chunk &c) : tiles(bytes, 1, ringChunk(a, bytes)), step(0), steps(u32(tiles.steps(0))), c(c) {}
+  FI Chain(const Args &a, u64 bytes, const Chunk &c) : tiles(bytes, 1, ringChunk(bytes)), step(0), steps(u32(tiles.steps(0))), c(c) {}
   FI bool next(Chunk &to) {
     if (step == steps) return false;
     u64 at = tiles.first(step++, 0);
@@ -355,7 +352,7 @@ template <int ROUND> struct Round {
   bool early, placed; // the next batch's chunk comes next; an AllGather's own part is in its place
 
   FI Round(const Args &a, u64 bytes)
-      : tiles(bytes, ROUND == LS_ROUND_SUM ? a.ranks : 1, ringChunk(a, bytes / (ROUND == LS_ROUND_SUM ? a.ranks : 1), LS_RING_BATCH)), send(a.send[a.rank]), recv(a.recv[a.rank]), bytes(bytes),
+      : tiles(bytes, ROUND == LS_ROUND_SUM ? a.ranks : 1, ringChunk(bytes / (ROUND == LS_ROUND_SUM ? a.ranks : 1), LS_RING_BATCH)), send(a.send[a.rank]), recv(a.recv[a.rank]), bytes(bytes),
         batch(0), step(0), end(u32(tiles.rounds())), ranks(a.ranks), rank(a.rank), turn(0), turns(ROUND == LS_ROUND_SUM ? 2 * a.ranks - 1 : a.ranks), part(first()), early(false),
         placed(send == recv + rank * bytes) {}
 
@@ -371,12 +368,11 @@ template <int ROUND> struct Round {
       bool last = turn + 1 == turns;
       if (early) c = chunk(0, first(), step + LS_RING_BATCH);
       else c = chunk(turn, part, step);
-      early = LS_RING_WEAVE && last && !early;
+      early = last && !early;
       if (!early && ++step == batch + LS_RING_BATCH) {
         step = batch, part = previous(part), turn++;
         if (last) {
-          step = batch += LS_RING_BATCH, part = first(), turn = 0;
-          if (LS_RING_WEAVE) part = previous(part), turn = 1;
+          step = batch += LS_RING_BATCH, part = previous(first()), turn = 1; // its turn 0 has been, early
         }
       }
       if (c.bytes > 0) return true; // the end of the buffer, for all ranks alike

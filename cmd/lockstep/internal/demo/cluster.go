@@ -39,13 +39,14 @@ func (s shape) world() int { return s.dp * s.tp * s.pp }
 
 // cluster is everything that runs, each part a process of its own.
 type cluster struct {
-	dir   string // everything below, 0700
-	job   string // its name
-	site  site   // where the ranks and agents run; nil: on this machine, under lockstep run
-	self  string // this program
-	shape shape
-	pace  time.Duration
-	token string
+	dir     string // everything below, 0700
+	job     string // its name
+	site    site   // where the ranks run; nil: on this machine, under lockstep run
+	program program
+	self    string // this program
+	shape   shape
+	pace    time.Duration
+	token   string
 	// device of the ranks, cpu or cuda; monitored: with a real Prometheus and Alertmanager.
 	device    string
 	monitored bool
@@ -90,6 +91,9 @@ func newCluster(c *cluster) (*cluster, error) {
 	}
 	c.parts, c.died, c.interval = map[string]*part{}, make(chan error, 16), 250*time.Millisecond
 	c.client = &http.Client{Transport: &http.Transport{}}
+	if c.program == nil {
+		c.program = ownProgram{c}
+	}
 	dir := c.dir
 	for _, d := range []string{"log", "faults", "train", "master", "run"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
@@ -196,7 +200,8 @@ func (c *cluster) daemons(certs certs, masterGRPC string) ([]*part, error) {
 		if err != nil {
 			return nil, err
 		}
-		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: append([]string{"agent", "--node", c.nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC}, slices.Concat(agentTLS, c.webFlags(addr, webPassword))...)})
+		args := slices.Concat([]string{"agent", "--node", c.nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC}, agentTLS, c.webFlags(addr, webPassword), c.traits().agent)
+		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: args})
 	}
 	return parts, nil
 }
@@ -244,8 +249,7 @@ func (c *cluster) trainCommand(s shape, dir string, steps int, pace time.Duratio
 	return args
 }
 
-// undisturbed trains from the last checkpoint in dir, unobserved.
-func (c *cluster) undisturbed(ctx context.Context, s shape, dir string, steps int) error {
+func (c ownProgram) undisturbed(ctx context.Context, s shape, dir string, steps int) error {
 	args := append([]string{"run", "--job", "reference", "--ranks", fmt.Sprint(s.world()), "--dir", filepath.Join(dir, "run"),
 		"--runtime-dir", c.runtimeRoot(), "--quiet", "--"}, c.trainCommand(s, dir, steps, 0)...)
 	cmd := exec.CommandContext(ctx, c.self, args...)

@@ -21,6 +21,9 @@ func (c *Cmd) compare(ctx context.Context, out *printer, cl *cluster) error {
 	if err != nil {
 		return err
 	}
+	if len(got) == 0 {
+		return errors.New("the job has made no step whose loss could be compared")
+	}
 	shrunk, err := train.ReadShrinks(filepath.Join(cl.dir, "train"))
 	if err != nil {
 		return err
@@ -33,13 +36,13 @@ func (c *Cmd) compare(ctx context.Context, out *printer, cl *cluster) error {
 	shape := cl.shape
 	for _, shrunk := range shrunk { // the same replicas for the same steps
 		if shrunk.Resumed > 0 {
-			if err := cl.undisturbed(ctx, shape, dir, shrunk.Resumed); err != nil {
+			if err := cl.program.undisturbed(ctx, shape, dir, shrunk.Resumed); err != nil {
 				return err
 			}
 		}
 		shape.dp = shrunk.To
 	}
-	if err := cl.undisturbed(ctx, shape, dir, len(got)); err != nil {
+	if err := cl.program.undisturbed(ctx, shape, dir, len(got)); err != nil {
 		return err
 	}
 	want, err := train.ReadLosses(filepath.Join(dir, train.LossLog))

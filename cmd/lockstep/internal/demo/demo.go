@@ -8,12 +8,11 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
-	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/torchdemo"
 	"github.com/lockstep-ccl/lockstep/deploy/local"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
 )
@@ -24,10 +23,10 @@ const warmUp = 40
 
 // Cmd is the command line.
 type Cmd struct {
-	Fault    string        `default:"any" enum:"any,communication_hang,noncommunication_hang,communication_slow,noncommunication_slow,rank_killed,rank_stopped,gpu_slow,node_lost,none" help:"What to break: ${enum}. With any, each in turn."`
+	Fault    string        `default:"any" enum:"any,communication_hang,noncommunication_hang,communication_slow,noncommunication_slow,rank_killed,rank_stopped,gpu_slow,collective_skipped,collectives_swapped,node_lost,none" help:"What to break: ${enum}. With any, each in turn."`
 	Once     bool          `help:"Break it once, print a summary and exit: 0 only if class and culprit were right, the job runs again and its losses are those of an undisturbed run, bit for bit."`
 	Rounds   int           `default:"0" placeholder:"N" help:"Break it N times, then print the table of times (0: until interrupted)."`
-	Trainer  string        `default:"ccl" enum:"ccl,torch" help:"Whose job it is: ccl, Lockstep's own, or torch, an unmodified PyTorch job over NCCL, started by torchrun under lockstep attach (two GPUs or more; no Prometheus)."`
+	Trainer  string        `default:"ccl" enum:"ccl,torch" help:"Whose job it is: ccl, Lockstep's own, or torch, an unmodified PyTorch job over NCCL, started by torchrun under lockstep attach (two GPUs or more)."`
 	Device   string        `default:"cpu" enum:"cpu,cuda" help:"What the ranks communicate with: cpu, or cuda for a GPU each (as many ranks as GPUs: 2, 4 or 8)."`
 	OnLoss   string        `default:"restart" enum:"restart,shrink" help:"What follows when a rank is lost: restart the job, or shrink it, where the survivors of a data-parallel job go on by themselves (--fault rank_killed)."`
 	Alerts   bool          `default:"true" negatable:"" help:"Run a real Prometheus and Alertmanager. Without them the demo itself hands confirmed verdicts to the remediator."`
@@ -59,6 +58,13 @@ that does not come back (noncommunication_hang) or is late (noncommunication_slo
 process (rank_stopped, rank_killed), and a GPU that another kernel keeps busy (gpu_slow). Connections
 cannot be broken: NVLink's are the hardware's.
 
+With --trainer torch the job is a PyTorch program that knows nothing of Lockstep, on all of this machine's
+GPUs. The remediator has the agent end its ranks, and torchrun begins anew from the last checkpoint. Faults are
+a stopped or killed process, a data loader that does not come back or is late, a GPU with other work, a
+collective that one rank leaves out (collective_skipped), two communicators that one rank calls the other way
+round (collectives_swapped) and, asked for by name since all of its job goes over sockets, a rank whose
+connections are throttled (communication_slow).
+
 Examples:
   lockstep demo                                        break things in turn, until ^C
   lockstep demo --once --fault communication_slow      one fault, summary, exit status
@@ -70,7 +76,8 @@ Examples:
   lockstep demo --device cuda --rounds 5 --every 1s    GPU ranks, every fault that they can have
   lockstep demo --device cuda --once --fault rank_killed --on-loss shrink
                                                        survivors go on by themselves
-  lockstep demo --trainer torch --fault rank_stopped   a PyTorch job, as it is, with torchrun
+  lockstep demo --trainer torch --once --fault rank_stopped
+                                                       a PyTorch job, as it is, with torchrun
   lockstep demo --on slurm                             what it would do to this Slurm cluster
   lockstep demo --on slurm --yes --once --fault rank_killed
                                                        the same story, in a batch job of it
@@ -85,32 +92,38 @@ var errWrong = errors.New("not everything was as it should be (see above)")
 // Run runs the demo.
 func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 	out := &printer{w: w, color: isTerminal(w)}
-	var shape shape
-	if c.Trainer == "ccl" {
-		if shape, err = c.shape(); err != nil {
-			return err
-		}
-	}
 	if c.Cluster.On != here {
-		return c.onCluster(ctx, out, shape)
+		return c.onCluster(ctx, out)
 	}
-	dir := c.Dir
-	if dir == "" {
-		if dir, err = os.MkdirTemp("", "lockstep-demo-"); err != nil {
+	cl, err := c.local(ctx)
+	if err != nil {
+		return err
+	}
+	if cl.dir = c.Dir; cl.dir == "" {
+		if cl.dir, err = os.MkdirTemp("", "lockstep-demo-"); err != nil {
 			return err
 		}
 		defer func() {
 			if c.Keep || (err != nil && ctx.Err() == nil) {
-				out.say("logs and data are in %s", dir)
+				out.say("logs and data are in %s", cl.dir)
 				return
 			}
-			_ = os.RemoveAll(dir)
+			_ = os.RemoveAll(cl.dir)
 		}()
 	}
+	return c.play(ctx, out, cl)
+}
+
+// local is what a demo on this machine is to bring up.
+func (c *Cmd) local(ctx context.Context) (*cluster, error) {
+	cl := &cluster{job: jobName, pace: c.Pace, device: c.Device, monitored: c.Alerts, traced: c.Tracing, shrink: c.OnLoss == "shrink", openWeb: c.OpenWeb}
+	var err error
 	if c.Trainer == "torch" {
-		return torchdemo.Run(ctx, w, torchdemo.Options{Fault: c.Fault, Limit: c.Limit, Watch: c.Duration, Dir: dir})
+		err = c.onTorch(ctx, cl)
+	} else {
+		cl.shape, err = c.shape()
 	}
-	return c.play(ctx, out, &cluster{dir: dir, job: jobName, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts, traced: c.Tracing, shrink: c.OnLoss == "shrink", openWeb: c.OpenWeb})
+	return cl, err
 }
 
 // play brings everything up, breaks things, and tells.
@@ -129,33 +142,6 @@ func (c *Cmd) play(ctx context.Context, out *printer, cl *cluster) error {
 		return c.watchNothing(ctx, out, cl)
 	}
 	return c.breakThings(ctx, out, cl)
-}
-
-// shape is what the job is run as: GPUs share nothing but a node, and get a rank each.
-func (c *Cmd) shape() (shape, error) {
-	if kinds := c.faults(); c.Fault != "any" && c.Fault != "none" && !slices.Contains(kinds, c.Fault) {
-		return shape{}, fmt.Errorf("--fault %s: ranks on %s have only %s", c.Fault, c.ranksOn(), strings.Join(kinds, ", "))
-	}
-	if !c.Alerts && (c.Panels || c.Kill == local.Prometheus || c.Kill == local.Alertmanager) {
-		return shape{}, errors.New("--no-alerts: there is no Prometheus and no Alertmanager to ask or to kill")
-	}
-	if c.OnLoss == "shrink" && (c.Fault != faultKilled || !c.Once) {
-		return shape{}, errors.New("--on-loss shrink is for --once --fault rank_killed")
-	}
-	s, err := c.wholeShape()
-	if err != nil {
-		return shape{}, err
-	}
-	if c.Rank >= s.world() {
-		return shape{}, fmt.Errorf("--rank %d: the job has ranks 0 to %d", c.Rank, s.world()-1)
-	}
-	if parts := s.parts(); c.Kill != "" && !slices.Contains(parts, c.Kill) {
-		return shape{}, fmt.Errorf("--kill %s: want one of %s", c.Kill, strings.Join(parts, ", "))
-	}
-	if c.OnLoss == "shrink" {
-		s.dp, s.tp, s.pp = s.world(), 1, 1
-	}
-	return s, nil
 }
 
 // parts are what can be killed beside the job.
@@ -194,7 +180,7 @@ func (c *Cmd) wholeShape() (shape, error) {
 
 // intro says what runs, and what each address shows.
 func (c *Cmd) intro(ctx context.Context, out *printer, cl *cluster, took time.Duration) {
-	out.say("%s", out.paint("1", fmt.Sprintf("lockstep demo: %d ranks (dp %d × tp %d × pp %d) over %s on %s, up in %.1f s", cl.shape.world(), cl.shape.dp, cl.shape.tp, cl.shape.pp, cl.device, cl.where(), took.Seconds())))
+	out.say("%s", out.paint("1", fmt.Sprintf("lockstep demo: %s on %s, up in %.1f s", cl.program.ranks(), cl.where(), took.Seconds())))
 	link := func(what, url, shows string) { out.say("  %-14s %-34s %s", what, url, shows) }
 	link("status page", cl.web.URL(cl.master)+"/status", "who is held up by whom; the story of each incident")
 	if cl.monitored {
@@ -251,12 +237,15 @@ func (c *Cmd) breakThings(ctx context.Context, out *printer, cl *cluster) error 
 		rounds = 1
 	}
 	kinds := faultsOn(c.Device)
+	if c.Trainer == "torch" {
+		kinds = torchFaults()
+	}
 	if c.Fault != "any" {
 		kinds = []string{c.Fault}
 	}
 	var done []outcome
 	for n := 0; rounds == 0 || n < rounds; n++ {
-		f, err := choose(kinds[n%len(kinds)], c.Rank, cl.shape, rng)
+		f, err := cl.program.choose(kinds[n%len(kinds)], c.Rank, rng)
 		if err != nil {
 			return err
 		}
@@ -310,7 +299,7 @@ func (c *Cmd) one(ctx context.Context, out *printer, cl *cluster, f fault, st *w
 	}
 	f.on(victim.Node)
 	out.say("")
-	out.say("%s", out.paint("1", fmt.Sprintf("fault %d: %s at step %d", n, f.Name, st.Step)))
+	out.say("%s", out.paint("1", fmt.Sprintf("fault %d: %s at step %d", n, f.Name, cl.program.step(st))))
 	w := watch(cl, f, out, st)
 	if err := cl.breakIt(ctx, f, attempt, victim); err != nil {
 		return outcome{}, err
@@ -360,18 +349,24 @@ func (c *Cmd) killPart(ctx context.Context, out *printer, cl *cluster, w *watche
 	return nil
 }
 
+// settleWithin is long enough to import PyTorch from a cold disk.
+const settleWithin = 3 * time.Minute
+
 // settle waits until the job has run long enough, undisturbed, for a next fault.
 func (c *cluster) settle(ctx context.Context) (*web.Status, error) {
-	first := uint64(0)
-	deadline := time.NewTimer(2 * time.Minute)
+	first, step := uint64(0), uint64(0)
+	deadline := time.NewTimer(settleWithin)
 	defer deadline.Stop()
 	for {
 		var st web.Status
-		if c.get(ctx, c.web.URL(c.master)+"/api/v1/status", &st) == nil && st.Step > 0 {
-			if first == 0 || st.Step < first || len(st.Open) > 0 {
-				first = st.Step
+		if c.get(ctx, c.web.URL(c.master)+"/api/v1/status", &st) == nil {
+			step = c.program.step(&st)
+		}
+		if step > 0 {
+			if first == 0 || step < first || len(st.Open) > 0 {
+				first = step
 			}
-			if st.Step >= first+warmUp && len(st.Open) == 0 {
+			if step >= first+warmUp && len(st.Open) == 0 {
 				return &st, nil
 			}
 		}
@@ -381,7 +376,7 @@ func (c *cluster) settle(ctx context.Context) (*web.Status, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-deadline.C:
-			return nil, fmt.Errorf("the job did not make %d steps without an incident within 2 min (at step %d, open incidents: %+v)", warmUp, st.Step, st.Open)
+			return nil, fmt.Errorf("the job did not make %d steps without an incident within %v (at step %d, open incidents: %+v)\n%s", warmUp, settleWithin, step, st.Open, tail(filepath.Join(c.dir, "log", "job.log")))
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -395,7 +390,7 @@ func (c *Cmd) watchNothing(ctx context.Context, out *printer, cl *cluster) error
 	for c.Duration == 0 || time.Since(began) < c.Duration {
 		var st web.Status
 		if err := cl.get(ctx, cl.web.URL(cl.master)+"/api/v1/status", &st); err == nil {
-			step = st.Step
+			step = cl.program.step(&st)
 			for _, in := range append(st.Open, st.Closed...) {
 				if k := "verdict " + in.ID; !alarms[k] {
 					alarms[k] = true

@@ -34,7 +34,10 @@ type fault struct {
 	Node  string // the fault is the whole node's
 	Src   int    // its ends, as ranks of Comm
 	Dst   int
-	Text  string // what is done, for the story
+	Text  string   // what is done, for the story
+	Or    []string // culprits that are right as well
+	// Again: the launcher begins anew by itself, and may do so before anybody asks for it.
+	Again bool
 }
 
 // culprit is the expected culprit in words, as in alert labels.

@@ -160,6 +160,8 @@ func (k *kubernetesSite) plan() []string {
 
 func (k *kubernetesSite) kubeconfig() string { return filepath.Join(k.dir, "kubeconfig") }
 
+func (k *kubernetesSite) traits() traits { return traits{spares: true} }
+
 func (k *kubernetesSite) actuator() []string {
 	return []string{"--actuator", "kubernetes", "--kubernetes.kubeconfig", k.kubeconfig(), "--kubernetes.namespace", k.job}
 }

@@ -62,6 +62,9 @@ func (o *onCluster) validate(c *Cmd) error {
 
 // faults are those that can be asked for.
 func (c *Cmd) faults() []string {
+	if c.Trainer == "torch" {
+		return append(torchFaults(), torchAlone)
+	}
 	kinds := faultsOn(c.Device)
 	if c.Cluster.On != here && c.Cluster.PowerOff != "" {
 		kinds = append(kinds, faultNode)
@@ -74,11 +77,18 @@ func (c *Cmd) ranksOn() string {
 	if c.Cluster.On != here {
 		return c.Cluster.On
 	}
+	if c.Trainer == "torch" {
+		return "PyTorch"
+	}
 	return c.Device
 }
 
 // onCluster plays the demo on a cluster, or says what it would do there.
-func (c *Cmd) onCluster(ctx context.Context, out *printer, shape shape) (err error) {
+func (c *Cmd) onCluster(ctx context.Context, out *printer) (err error) {
+	shape, err := c.shape()
+	if err != nil {
+		return err
+	}
 	var suffix [3]byte
 	rand.Read(suffix[:])
 	job := jobPrefix + hex.EncodeToString(suffix[:])

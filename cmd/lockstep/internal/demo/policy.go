@@ -12,6 +12,9 @@ func (c *cluster) policy() string {
 	if c.shrink {
 		return strings.ReplaceAll(remediatorConfig, "class: noncommunication_hang, action: restart}", "class: noncommunication_hang, action: none}")
 	}
+	if !c.traits().spares {
+		return strings.ReplaceAll(remediatorConfig, "restart_excluding", "restart")
+	}
 	return remediatorConfig
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/internal/ports"
 )
 
-// site is where ranks and agents run when it is not this machine: a cluster's scheduler has
-// them. The other parts stay here, and are reached from there.
+// site is where ranks run when lockstep run does not have them here: a cluster's scheduler has
+// them and their agents, or torchrun. The other parts stay here, and are reached from there.
 type site interface {
 	// check finds out whether the site can take the job, and changes nothing.
 	check(ctx context.Context) error
@@ -28,6 +28,8 @@ type site interface {
 	prepare(ctx context.Context) (string, error)
 	// actuator is what the remediator is told.
 	actuator() []string
+	// traits are how the parts that run here differ for it.
+	traits() traits
 	// submit starts agents and ranks. They run until remove.
 	submit(ctx context.Context, c *cluster, certs certs) error
 	// exec runs lockstep with args beside a node's ranks.
@@ -38,6 +40,21 @@ type site interface {
 	canLose(ctx context.Context, node string) error
 	// remove takes everything away that they have made. It may be called again.
 	remove()
+}
+
+// traits are how the parts of this machine differ by where the ranks run.
+type traits struct {
+	here   bool     // ranks are processes of this machine
+	spares bool     // a job can leave a node out
+	agent  []string // flags of this machine's agents
+}
+
+// traits are the site's, or those of ranks under lockstep run.
+func (c *cluster) traits() traits {
+	if c.site == nil {
+		return traits{here: true, spares: true}
+	}
+	return c.site.traits()
 }
 
 // hold finds addresses for the parts, and says where agents reach the master.
@@ -102,8 +119,8 @@ func (c *cluster) victim(ctx context.Context, rank int) (attempt int, r web.Stan
 
 // breakIt injects a fault into a rank of this machine, or of the site.
 func (c *cluster) breakIt(ctx context.Context, f fault, attempt int, r web.Standing) error {
-	if c.site == nil {
-		return f.inject(filepath.Join(c.dir, "faults"), attempt, int(r.PID))
+	if c.traits().here {
+		return c.program.inject(&f, attempt, int(r.PID))
 	}
 	if f.Name == faultNode {
 		if err := c.site.canLose(ctx, r.Node); err != nil {

@@ -174,6 +174,8 @@ func (s *slurmSite) sbatch() []string {
 	}, s.options...)
 }
 
+func (s *slurmSite) traits() traits { return traits{spares: true} }
+
 func (s *slurmSite) actuator() []string {
 	return []string{"--actuator", "slurm", "--slurm.user", s.user, "--slurm.journal", filepath.Join(s.dir, "slurm")}
 }

@@ -73,7 +73,7 @@ func (w *watcher) run(ctx context.Context, limit time.Duration) (outcome, error)
 	defer cancel()
 	t := time.NewTicker(25 * time.Millisecond)
 	defer t.Stop()
-	for w.o.Running < 0 {
+	for w.o.Running < 0 || w.o.Webhook >= 0 && w.o.Acted < 0 {
 		w.verdict(ctx)
 		w.alert(ctx)
 		w.action(ctx)
@@ -198,7 +198,7 @@ func (w *watcher) action(ctx context.Context) {
 
 // running sees the job make steps again, in a later attempt.
 func (w *watcher) running(ctx context.Context) {
-	if w.o.Acted < 0 {
+	if w.o.Running >= 0 || w.o.Acted < 0 && !w.f.Again {
 		return
 	}
 	if w.c.shrink {
@@ -231,9 +231,12 @@ func (w *watcher) running(ctx context.Context) {
 		}
 		w.resumed = from
 	}
-	if from := w.resumed; m.Step >= uint64(from)+2 { // a step is done when the next one has begun
+	if from, step := w.resumed, w.c.program.step(&m); step >= uint64(from)+2 { // a step is done when the next one has begun
 		w.o.Running = w.elapsed()
-		w.out.line(w.o.Running, "running", fmt.Sprintf("attempt %d%s, from the checkpoint at step %d, is at step %d", m.Attempt, on, from, m.Step))
+		if w.o.Acted < 0 {
+			w.o.Action = "none: its launcher was faster"
+		}
+		w.out.line(w.o.Running, "running", fmt.Sprintf("attempt %d%s, from the checkpoint at step %d, is at step %d", m.Attempt, on, from, step))
 	}
 }
 
@@ -267,7 +270,7 @@ func (w *watcher) judge() {
 	case o.GotClass != o.Class:
 		wrong("class is %s, not %s", o.GotClass, o.Class)
 	}
-	if o.GotCulprit != o.Culprit {
+	if o.GotCulprit != o.Culprit && !slices.Contains(w.f.Or, o.GotCulprit) {
 		wrong("culprit is %s, not %s", o.GotCulprit, o.Culprit)
 	}
 	if o.Running < 0 {

@@ -96,6 +96,7 @@ func TestStory(t *testing.T) {
 			defer srv.Close()
 			host := strings.TrimPrefix(srv.URL, "http://")
 			cl := &cluster{dir: t.TempDir(), master: host, remediator: host, monitored: true, stack: &local.Stack{PrometheusURL: srv.URL}, client: srv.Client(), site: stage{on: c.on}, died: make(chan error)}
+			cl.program = ownProgram{cl}
 			var out bytes.Buffer
 			w := watch(cl, c.f, &printer{w: &out}, &web.Status{Step: 40})
 			ctx, cancel := context.WithCancel(t.Context())

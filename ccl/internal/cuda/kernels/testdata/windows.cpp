@@ -46,7 +46,6 @@ struct World {
   std::vector<Heap *> heaps;
   u32 stop = 0;
   u32 room = 0; // not 0: roots of Reduce tell nobody where they receive, and have so much staging memory
-  u32 chunk = 0; // not 0: bytes of rings' chunks at most
   World(u32 n, u32 blocks, u32 threads) : n(n), blocks(blocks), threads(threads) {
     for (u32 r = 0; r < n; r++) heaps.push_back((Heap *)std::aligned_alloc(128, sizeof(Heap))), memset(heaps[r], 0, sizeof(Heap));
   }
@@ -95,7 +94,7 @@ struct World {
     common.abort = u64(&stop), common.flags = LS_FIRST | LS_LAST;
     std::vector<Bytes> before = recv;
     for (u32 r = 0; r < n; r++) {
-      args[r] = common, args[r].rank = r, args[r].room = chunk != 0 ? chunk : room, args[r].pace = count % 2 * 100;
+      args[r] = common, args[r].rank = r, args[r].room = room, args[r].pace = count % 2 * 100;
       if (kernel != ls_reduce_sym && kernel != ls_reduce_bulk) continue;
       // Root alone knows where it receives.
       for (u32 p = 0; p < n; p++) args[r].recv[p] = r == root && (p == r || room == 0) ? common.recv[root] : 0;
@@ -181,9 +180,7 @@ struct World {
       check("ls_allreduce_ring", ls_allreduce_ring, count, op, 0, all, all, sendSkew * size, recvSkew * size, whole,
             [&](u32, const std::vector<Bytes> &given, u8 *out) {
               emulated.blocks = blocks; // for ringChunk
-              Args a{};
-              a.room = chunk;
-              Tiles tiles(all, n, ringChunk(a, all / n, LS_RING_BATCH));
+              Tiles tiles(all, n, ringChunk(all / n, LS_RING_BATCH));
               for (u64 i = 0; i < count; i++) summed(op, given, i, u32(i * size / tiles.tile % n), out + i * size);
             });
       check("ls_reduce_ring", ls_reduce_ring, count, op, root, all, all, sendSkew * size, recvSkew * size, whole,
@@ -417,8 +414,6 @@ int main() {
     w.checkRing(3001, LS_AVG, n - 1, 1, 3);
     w.checkRing(20'011, LS_SUM, 0, 0, 0); // slots are used again
     w.checkRing(777, LS_MAX, 1, 2, 2);
-    w.chunk = 300; // and smaller ones follow larger ones
-    w.checkRing(5003, LS_SUM, n - 1, 0, 0);
   }
   for (u32 n : {4, 8}) {
     World w(n, 1, 0);

@@ -1,4 +1,4 @@
-package torchdemo
+package torchjob
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/attachcmd"
 )
 
-// MissingError says what this machine lacks for PyTorch ranks, and what to do.
+// MissingError says what this Machine lacks for PyTorch ranks, and what to do.
 type MissingError struct {
 	What string // Python, PyTorch, GPUs, NCCL, plugin
 	Text string
@@ -31,8 +31,8 @@ func (e *MissingError) Error() string {
 
 func (e *MissingError) Unwrap() error { return e.Err }
 
-// machine is what there is.
-type machine struct {
+// Machine is what there is.
+type Machine struct {
 	python string
 	Torch  string `json:"torch"`
 	GPUs   int    `json:"gpus"`
@@ -53,15 +53,15 @@ except Exception as e:
 print(json.dumps(said))
 `
 
-// look finds out whether PyTorch ranks can run here. exe is this program's own path.
-func look(ctx context.Context, exe, plugin string) (m machine, err error) {
+// Look finds out whether PyTorch ranks can run here. exe is this program's own path.
+func Look(ctx context.Context, exe, plugin string) (m Machine, err error) {
 	if m.python, err = exec.LookPath("python3"); err != nil {
 		return m, &MissingError{"Python", "there is no python3 in PATH; activate the environment that has PyTorch", err}
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute) // importing torch from a cold disk takes long
 	defer cancel()
 	var said struct {
-		machine
+		Machine
 		Error string `json:"error"`
 	}
 	out, err := exec.CommandContext(ctx, m.python, "-c", ask).Output()
@@ -72,7 +72,7 @@ func look(ctx context.Context, exe, plugin string) (m machine, err error) {
 		return m, &MissingError{"Python", m.python + " does not say whether it has PyTorch", err}
 	}
 	said.python = m.python
-	m = said.machine
+	m = said.Machine
 	var failed error
 	if said.Error != "" {
 		failed = errors.New(said.Error)
