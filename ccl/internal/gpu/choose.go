@@ -47,7 +47,7 @@ func (c *Comm) has(coll record.CollKind, a record.Algo) bool {
 	case record.AlgoRing:
 		return c.size > 1 && c.stage.Size >= kernels.RingBytes
 	case record.AlgoChain:
-		return c.size > 1
+		return c.size > 1 && c.unlinked == ""
 	case record.AlgoLL2:
 		return coll.Traits().Root == record.RootNone || c.size > 2 // root has no part
 	}

@@ -172,6 +172,52 @@ func TestChooseRing(t *testing.T) {
 	}
 }
 
+// TestChooseChain: chains take what NVLink joins, and no sums in a wider type unless they are
+// forced to. Where a chain cannot go, forced or not, another algorithm does.
+func TestChooseChain(t *testing.T) {
+	const mb, chain = 1 << 20, record.AlgoChain
+	for _, w := range []struct {
+		call
+		size, major   int
+		force         record.Algo
+		want, without record.Algo // with and without NVLink
+	}{
+		{call{coll: record.Broadcast, bytes: 2 * mb, plain: true}, 4, 9, 0, chain, record.AlgoBulk},
+		{call{coll: record.Broadcast, bytes: 2 * mb, direct: true}, 3, 9, 0, chain, record.AlgoBulk},
+		{call{coll: record.Broadcast, bytes: 48 * mb, plain: true}, 4, 9, 0, chain, record.AlgoRing},
+		{call{coll: record.Broadcast, bytes: 48*mb + 4, plain: true}, 4, 9, 0, record.AlgoRing, record.AlgoRing},
+		{call{coll: record.Broadcast, bytes: 48 * mb, plain: true}, 4, 8, 0, record.AlgoRing, record.AlgoRing},
+		{call{coll: record.Broadcast, bytes: 48 * mb, plain: true}, 4, 8, chain, chain, record.AlgoRing},
+		{call{coll: record.Broadcast, bytes: 1000, plain: true}, 4, 9, chain, chain, record.AlgoLL12},
+		{call{coll: record.Broadcast, bytes: 1000, plain: true}, 2, 8, chain, chain, record.AlgoLL},
+		{call{coll: record.Reduce, bytes: 32 * mb, plain: true}, 4, 9, 0, chain, record.AlgoRing},
+		{call{coll: record.Reduce, bytes: 32 * mb}, 4, 9, 0, chain, record.AlgoBulk},
+		{call{coll: record.Reduce, bytes: 2 * mb, plain: true, widened: true}, 4, 9, 0, record.AlgoBulk, record.AlgoBulk},
+		{call{coll: record.Reduce, bytes: 32 * mb, plain: true, widened: true}, 4, 9, 0, record.AlgoBulk, record.AlgoBulk},
+		{call{coll: record.Reduce, bytes: 2 * mb, plain: true, widened: true}, 4, 9, chain, chain, record.AlgoBulk},
+		{call{coll: record.Reduce, bytes: 2 * mb, plain: true}, 1, 9, chain, record.AlgoLL12, record.AlgoLL12},
+		{call{coll: record.AllReduce, bytes: 2 * mb, plain: true}, 4, 9, chain, record.AlgoBulk, record.AlgoBulk},
+	} {
+		c := chooser(w.size, w.major)
+		c.cfg.Force = w.force
+		got, refused := c.choose(w.call), c.Refused()
+		c.unlinked = "a link is missing"
+		without, why := c.choose(w.call), c.Refused()
+		if got.algo != w.want || without.algo != w.without || w.want == chain && w.bytes > mb && (got.blocks == 32) != (w.bytes <= 6*mb || w.force == chain) {
+			t.Errorf("%+v, %d ranks, %d.0, force %v: %v/%d, want %v; without NVLink %v/%d, want %v",
+				w.call, w.size, w.major, w.force, got.algo, got.blocks, w.want, without.algo, without.blocks, w.without)
+		}
+		if refused != "" || (why != "") != (w.force == chain && w.size > 1) {
+			t.Errorf("%d ranks, force %v: with NVLink %q, without %q", w.size, w.force, refused, why)
+		}
+	}
+	c := chooser(4, 8)
+	c.cfg.Force = record.AlgoBulk
+	if why := c.Refused(); why == "" {
+		t.Error("nobody says why there is no bulk")
+	}
+}
+
 // TestPace: bulk copies of GPUs of compute capability 9.0 go as fast as links carry
 // them, others as fast as they can, and all as the program says.
 func TestPace(t *testing.T) {
