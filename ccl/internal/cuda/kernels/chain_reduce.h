@@ -53,7 +53,7 @@ template <class T> FI void reduceChain(const Args &a) {
   using S = Strip<T>;
   Scale<typename S::Acc> scale(a.op, a.ranks);
   u64 send = a.send[a.rank], recv = a.recv[a.rank];
-  alongChain<S::STEPS>(a, a.count * sizeof(T), a.root + 1 == a.ranks ? 0 : a.root + 1, [&](TurnChain &chain, const Share12 &share, const PacksAt &at, u32 step) {
+  auto pass = [&](TurnChain &chain, const Share12 &share, const PacksAt &at, u32 step) {
     Packs own, sums;
     at.load(share.of(send), own);
 #pragma unroll 1
@@ -78,7 +78,14 @@ template <class T> FI void reduceChain(const Args &a) {
     }
     if (chain.last) at.store(share.of(recv), own);
     return true;
-  });
+  };
+  u64 bytes = a.count * sizeof(T);
+  u32 start = a.root + 1 == a.ranks ? 0 : a.root + 1;
+  if constexpr (sizeof(T) > 1) alongChain<S::STEPS>(a, bytes, start, pass);
+  else // so long that it would be called, with all it is given in memory
+    alongChain<S::STEPS>(a, bytes, start, [&](TurnChain &chain, const Share12 &share, const PacksAt &at, u32 step) __attribute__((always_inline)) {
+      [[clang::always_inline]] return pass(chain, share, at, step);
+    });
 }
 
 // ls_reduce_chain: count elements of all sends to root's recv.
