@@ -90,6 +90,9 @@ func newGPU(ctx context.Context, c *Config, x *executor.Executor, mesh *transpor
 		}
 		return nil, err
 	}
+	if cfg.Rank == 0 {
+		noteRefused(c, x, g.comm.Refused())
+	}
 	if g.ctl != nil {
 		g.proxy, err = proxy.New(proxy.Config{
 			Rank: x.Rank, Size: x.Size, Device: c.Device.Ordinal(), Place: place, GPU: g.comm, Mesh: mesh, Executor: proxyExecutor{x, g},
@@ -184,6 +187,14 @@ func noteApart(c *Config, x *executor.Executor, pairs, groups, reason string) {
 	if x.Process.Once(pairs + " " + groups + " " + reason) {
 		c.logger().Warn("GPUs of one node cannot reach each other's memory: between these groups of ranks operations go through host memory, as between nodes",
 			"communicator", x.Name, "ranks", pairs, "groups", groups, "reason", reason)
+	}
+}
+
+// noteRefused logs once why the algorithm that was asked for is taken by no collective.
+func noteRefused(c *Config, x *executor.Executor, why string) {
+	if why != "" && x.Process.Once("refused "+c.GPU.Algo+" "+why) {
+		c.logger().Warn("operations on GPUs go without the algorithm that was asked for: they take others",
+			"communicator", x.Name, "algorithm", c.GPU.Algo, "reason", why)
 	}
 }
 

@@ -1,19 +1,24 @@
 package ccl_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/cudatest"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// The tests of this file make fake GPUs unable to reach each other's memory.
+// The tests of this file make fake GPUs unable to reach each other's memory, or reach it by PCIe
+// alone.
 
 var apartLayouts = []struct {
 	name  string
@@ -111,4 +116,48 @@ func TestGPUApartAbort(t *testing.T) {
 		return errExpected
 	})
 	runtime.KeepAlive(held)
+}
+
+// TestGPUUnlinked: a chain that is forced carries operations where NVLink joins all GPUs, and none
+// where it does not, which is said once.
+func TestGPUUnlinked(t *testing.T) {
+	for _, linked := range []bool{true, false} {
+		t.Run(fmt.Sprintf("linked %v", linked), func(t *testing.T) {
+			n, gpus := separated(t, nil)
+			if !linked {
+				cudatest.Unlink(1, 3)
+			}
+			var said bytes.Buffer
+			log := slog.New(slog.NewTextHandler(&said, nil)) // one write a line, under a lock of its own
+			prepare := onGPUs(t, gpus, func(cfg *ccl.Config) { cfg.GPU.Algo, cfg.Log = "chain", log })
+			ranks(t, n, prepare, func(ctx context.Context, c *ccl.Comm) error {
+				s := c.NewStream()
+				m, err := newMemory(ctx, c, 1<<20, false)
+				if err != nil {
+					return err
+				}
+				for i, coll := range []record.CollKind{record.Broadcast, record.Reduce} {
+					k := call{coll: coll, dt: ccl.Float32, op: ccl.Sum, count: 3001, root: 1 + i}
+					check, err := k.device(ctx, c, s, m, i)
+					if err := do(ctx, s, err); err != nil {
+						return err
+					}
+					if err := check(); err != nil {
+						return err
+					}
+					if algo, _ := c.GPUAlgo(); (algo == record.AlgoChain) != linked {
+						return fmt.Errorf("%v by %v", coll, algo)
+					}
+				}
+				return m.free(ctx)
+			})
+			want := 1
+			if linked {
+				want = 0
+			}
+			if got := strings.Count(said.String(), "NVLink does not join GPU 0000:02:00.0 of rank 1 and GPU 0000:04:00.0 of rank 3"); got != want {
+				t.Errorf("said %d times, want %d:\n%s", got, want, said.String())
+			}
+		})
+	}
 }

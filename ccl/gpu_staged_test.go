@@ -14,12 +14,12 @@ import (
 // enough to do.
 func TestGPUStaged(t *testing.T) {
 	n, gpus := gpuRanks(t)
-	counts := []int{40_000, 150_001, 150_000} // elements of a share: one piece, several, messages
+	counts := []int{40_001, 40_000, 150_001, 150_000} // elements of a share: one piece, short messages, several pieces, messages
 	if !faked {
 		counts = append(counts, 1_000_003, 6_000_000)
 	}
 	if testing.Short() { // under the race detector
-		counts = counts[1:]
+		counts = counts[2:]
 	}
 	most := counts[len(counts)-1]
 	small := func(cfg *ccl.Config) { cfg.GPU.Staging = 2 }

@@ -237,7 +237,7 @@ const (
 	AlgoCollNetChain
 	AlgoPAT
 	// Of GPUs of one node again.
-	AlgoChain // kernel, flags in the data, from each rank to the next: lines of AlgoLL12
+	AlgoChain // kernel, flags in the data, from each rank to the next: lines of 128 bytes, which NVLink alone brings whole
 	numAlgos
 )
 

@@ -107,6 +107,16 @@ func TestDevice(t *testing.T) {
 			t.Errorf("%s: can access %v, known %v; want %v", bus, can, known, want)
 		}
 	}
+	cudatest.Unlink(0, 3)
+	for bus, want := range map[string][2]bool{"0000:01:00.0": {false, true}, "0000:02:00.0": {false, true}, "0000:03:00.0": {true, true}, "0000:09:00.0": {false, false}} {
+		linked, known, err := d.Linked(bus)
+		if ok(t, err); linked != want[0] || known != want[1] {
+			t.Errorf("%s: linked %v, known %v; want %v", bus, linked, known, want)
+		}
+	}
+	if _, _, err := d.Linked(d.PCIBus); err == nil || !strings.Contains(err.Error(), "cuDeviceGetP2PAttribute(3, GPU 3) on GPU 3") {
+		t.Errorf("a link to itself: %v", err)
+	}
 	if _, err := d.Driver().Device(4); err == nil || !strings.Contains(err.Error(), "4 GPUs") {
 		t.Errorf("GPU 4 of 4: %v", err)
 	}

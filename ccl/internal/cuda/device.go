@@ -44,6 +44,9 @@ const ( // CUdevice_attribute
 	attrStreamMemOps = 122
 )
 
+// attrP2PAtomics is a CUdevice_P2PAttribute: whether a link carries all atomic operations.
+const attrP2PAtomics = 3
+
 // Device opens GPU ordinal, from 0, and retains its primary context until Close.
 // Each call gives a Device of its own.
 func (d *Driver) Device(ordinal int) (*Device, error) {
@@ -126,25 +129,49 @@ func (d *Device) CanAccess(bus string) (can, known bool, err error) {
 	if bus == d.PCIBus {
 		return true, true, nil
 	}
+	dev, ordinal, err := d.find(bus)
+	if err != nil || ordinal < 0 {
+		return false, false, err
+	}
+	var answer int32
+	if rc := d.driver.call(cuDeviceCanAccessPeer, uintptr(unsafe.Pointer(&answer)), d.device, dev); rc != 0 {
+		return false, false, d.fail(cuDeviceCanAccessPeer, fmt.Sprintf("(GPU %d)", ordinal), rc)
+	}
+	return answer != 0, true, nil
+}
+
+// Linked tells whether NVLink joins d to the GPU at a PCI bus id, which is another one. known is
+// as CanAccess has it. The driver answers another question, whether the link carries all atomic
+// operations: NVLink does, and PCIe carries some of them at most.
+func (d *Device) Linked(bus string) (linked, known bool, err error) {
+	dev, ordinal, err := d.find(bus)
+	if err != nil || ordinal < 0 {
+		return false, false, err
+	}
+	var answer int32
+	if rc := d.driver.call(cuDeviceGetP2PAttribute, uintptr(unsafe.Pointer(&answer)), attrP2PAtomics, d.device, dev); rc != 0 {
+		return false, false, d.fail(cuDeviceGetP2PAttribute, fmt.Sprintf("(%d, GPU %d)", attrP2PAtomics, ordinal), rc)
+	}
+	return answer != 0, true, nil
+}
+
+// find looks for the GPU at a PCI bus id among those that this process sees; ordinal is -1 where
+// it is none of them.
+func (d *Device) find(bus string) (dev uintptr, ordinal int, err error) {
 	for ordinal := range d.driver.count {
 		var dev int32
 		if rc := d.driver.call(cuDeviceGet, uintptr(unsafe.Pointer(&dev)), uintptr(ordinal)); rc != 0 {
-			return false, false, d.fail(cuDeviceGet, fmt.Sprintf("(%d)", ordinal), rc)
+			return 0, -1, d.fail(cuDeviceGet, fmt.Sprintf("(%d)", ordinal), rc)
 		}
 		at, err := d.driver.busID(uintptr(dev), ordinal)
 		if err != nil {
-			return false, false, err
+			return 0, -1, err
 		}
-		if at != bus {
-			continue
+		if at == bus {
+			return uintptr(dev), ordinal, nil
 		}
-		var answer int32
-		if rc := d.driver.call(cuDeviceCanAccessPeer, uintptr(unsafe.Pointer(&answer)), d.device, uintptr(dev)); rc != 0 {
-			return false, false, d.fail(cuDeviceCanAccessPeer, fmt.Sprintf("(GPU %d)", ordinal), rc)
-		}
-		return answer != 0, true, nil
 	}
-	return false, false, nil
+	return 0, -1, nil
 }
 
 // busID is where on PCIe a GPU is; ordinal is for the error.

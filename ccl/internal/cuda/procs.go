@@ -18,6 +18,7 @@ const (
 	cuDeviceGetPCIBusID
 	cuDeviceGetAttribute
 	cuDeviceCanAccessPeer
+	cuDeviceGetP2PAttribute
 	cuDevicePrimaryCtxRetain
 	cuDevicePrimaryCtxRelease
 	cuModuleLoadDataEx
@@ -93,6 +94,7 @@ var symbols = [procs]string{
 	cuDeviceGetPCIBusID:               "cuDeviceGetPCIBusId",
 	cuDeviceGetAttribute:              "cuDeviceGetAttribute",
 	cuDeviceCanAccessPeer:             "cuDeviceCanAccessPeer",
+	cuDeviceGetP2PAttribute:           "cuDeviceGetP2PAttribute",
 	cuDevicePrimaryCtxRetain:          "cuDevicePrimaryCtxRetain",
 	cuDevicePrimaryCtxRelease:         "cuDevicePrimaryCtxRelease_v2",
 	cuModuleLoadDataEx:                "cuModuleLoadDataEx",

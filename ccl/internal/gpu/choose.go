@@ -16,8 +16,13 @@ const (
 	// turns.
 	llStep   = 2 << 10
 	llBlocks = 32
-	// ll12Step is the data of two warps' lines of 12 bytes.
-	ll12Step = 3 << 10
+	// ll12Step is the data of two warps' lines of 12 bytes, chainStep that of two warps' steps of a
+	// chain: more blocks before longer turns here too (512 KiB by 32 of them 7.9 µs, by 16 9.1).
+	ll12Step  = 3 << 10
+	chainStep = 2 * 1920
+	// ringPlain is from how many bytes on plain buffers go by ring, not in pieces, where a chain
+	// would carry them and cannot.
+	ringPlain = 24 << 20
 	// symBlocks is how many SMs the bandwidth kernels use at most: NVLink needs no
 	// more, and the rest is the program's.
 	symBlocks = 16
@@ -42,7 +47,7 @@ func (c *Comm) has(coll record.CollKind, a record.Algo) bool {
 	case record.AlgoRing:
 		return c.size > 1 && c.stage.Size >= kernels.RingBytes
 	case record.AlgoChain:
-		return c.size > 1
+		return c.size > 1 && c.unlinked == ""
 	case record.AlgoLL2:
 		return coll.Traits().Root == record.RootNone || c.size > 2 // root has no part
 	}
@@ -77,8 +82,9 @@ func (c *Comm) may(k call, a record.Algo) bool {
 		// Shares that are no multiple of 16 bytes would go element by element.
 		return !k.widened && (k.coll.Traits().Shares(c.size) == 1 || k.bytes%16 == 0)
 	case a == record.AlgoChain:
-		// Wider elements are two or four times as many bytes for the links.
-		return !k.widened || c.cfg.Force == a
+		// Nobody has measured it elsewhere, and wider elements are two or four times as many bytes
+		// for the links.
+		return c.major >= 9 && !k.widened || c.cfg.Force == a
 	}
 	return true
 }
@@ -138,13 +144,19 @@ func (c *Comm) choose(k call) plan {
 		}
 	}
 	if !c.may(k, p.algo) {
-		p.algo, most = c.bandwidth(k.coll, bytes)
+		if p.algo == record.AlgoChain && k.plain && bytes > ringPlain && c.may(k, record.AlgoRing) {
+			p.algo, most = record.AlgoRing, symBlocks
+		} else {
+			p.algo, most = c.bandwidth(k.coll, bytes)
+		}
 	}
 	switch p.algo {
 	case record.AlgoLL, record.AlgoLL2:
 		p.blocks = blocksFor(c.part(k.coll, p.algo, bytes), llStep, most)
-	case record.AlgoLL12, record.AlgoChain:
-		p.blocks = blocksFor(c.part(k.coll, p.algo, bytes), ll12Step, most)
+	case record.AlgoLL12:
+		p.blocks = blocksFor(bytes, ll12Step, most)
+	case record.AlgoChain:
+		p.blocks = blocksFor(bytes, chainStep, most)
 	case record.AlgoCopyEngine:
 		if k.coll.Reduces() {
 			p.blocks = foldBlocks

@@ -100,8 +100,12 @@ func TestChoose(t *testing.T) {
 		{record.Broadcast, 4, 9, 256 * kb, true, true, plan{record.AlgoLL12, 32}},
 		{record.Broadcast, 6, 9, 768 * kb, true, true, plan{record.AlgoLL2, 20}},
 		{record.Broadcast, 4, 9, 2 * mb, false, false, plan{record.AlgoChain, 32}},
-		{record.Broadcast, 3, 8, 6 * mb, true, true, plan{record.AlgoChain, 32}},
-		{record.Broadcast, 4, 9, 6*mb + 4, true, true, plan{record.AlgoBulk, 16}},
+		{record.Broadcast, 4, 9, 384*kb + 4, true, true, plan{record.AlgoChain, 32}},
+		{record.Broadcast, 3, 9, 6 * mb, true, true, plan{record.AlgoChain, 32}},
+		{record.Broadcast, 3, 8, 6 * mb, true, true, plan{record.AlgoSym, 32}},
+		{record.Broadcast, 4, 9, 6*mb + 4, true, true, plan{record.AlgoChain, 16}},
+		{record.Broadcast, 4, 9, 24 * mb, true, true, plan{record.AlgoChain, 16}},
+		{record.Broadcast, 4, 9, 24*mb + 4, true, true, plan{record.AlgoBulk, 16}},
 		{record.Broadcast, 8, 9, 1024 * mb, true, false, plan{record.AlgoCopyEngine, 0}},
 		{record.Broadcast, 4, 9, 1024 * mb, true, true, plan{record.AlgoBulk, 16}},
 		{record.AlltoAll, 4, 9, 4 * mb, true, true, plan{record.AlgoSym, 32}},
@@ -123,8 +127,12 @@ func TestChoose(t *testing.T) {
 		{record.AllGather, 4, 8, 128 * mb, true, true, plan{record.AlgoSym, 32}},
 		{record.Reduce, 4, 9, mb, true, true, plan{record.AlgoChain, 32}},
 		{record.Reduce, 2, 9, 512 * kb, true, true, plan{record.AlgoLL12, 32}},
-		{record.Reduce, 4, 9, 32 * mb, true, false, plan{record.AlgoBulk, 16}},
-		{record.Reduce, 4, 9, 64 * mb, true, false, plan{record.AlgoRing, 16}},
+		{record.Reduce, 4, 9, 256 * kb, true, true, plan{record.AlgoLL12, 32}},
+		{record.Reduce, 4, 9, 8 * mb, true, true, plan{record.AlgoChain, 32}},
+		{record.Reduce, 4, 9, 8*mb + 4, true, true, plan{record.AlgoChain, 16}},
+		{record.Reduce, 4, 8, 32 * mb, true, false, plan{record.AlgoSym, 16}},
+		{record.Reduce, 4, 9, 48 * mb, true, false, plan{record.AlgoChain, 16}},
+		{record.Reduce, 4, 9, 48*mb + 4, true, false, plan{record.AlgoRing, 16}},
 	} {
 		if got := chooser(w.size, w.major).choose(call{coll: w.coll, bytes: w.bytes, direct: w.direct, fixed: w.fixed}); got != w.want {
 			t.Errorf("%v of %d bytes, %d ranks, %d.0, direct %v, fixed %v: %v/%d, want %v/%d",
@@ -161,6 +169,52 @@ func TestChooseRing(t *testing.T) {
 		if widened(record.AllReduce, dt) != want || widened(record.Broadcast, dt) {
 			t.Errorf("%v: widened %v, of a Broadcast %v", dt, widened(record.AllReduce, dt), widened(record.Broadcast, dt))
 		}
+	}
+}
+
+// TestChooseChain: chains take what NVLink joins, and no sums in a wider type unless they are
+// forced to. Where a chain cannot go, forced or not, another algorithm does.
+func TestChooseChain(t *testing.T) {
+	const mb, chain = 1 << 20, record.AlgoChain
+	for _, w := range []struct {
+		call
+		size, major   int
+		force         record.Algo
+		want, without record.Algo // with and without NVLink
+	}{
+		{call{coll: record.Broadcast, bytes: 2 * mb, plain: true}, 4, 9, 0, chain, record.AlgoBulk},
+		{call{coll: record.Broadcast, bytes: 2 * mb, direct: true}, 3, 9, 0, chain, record.AlgoBulk},
+		{call{coll: record.Broadcast, bytes: 48 * mb, plain: true}, 4, 9, 0, chain, record.AlgoRing},
+		{call{coll: record.Broadcast, bytes: 48*mb + 4, plain: true}, 4, 9, 0, record.AlgoRing, record.AlgoRing},
+		{call{coll: record.Broadcast, bytes: 48 * mb, plain: true}, 4, 8, 0, record.AlgoRing, record.AlgoRing},
+		{call{coll: record.Broadcast, bytes: 48 * mb, plain: true}, 4, 8, chain, chain, record.AlgoRing},
+		{call{coll: record.Broadcast, bytes: 1000, plain: true}, 4, 9, chain, chain, record.AlgoLL12},
+		{call{coll: record.Broadcast, bytes: 1000, plain: true}, 2, 8, chain, chain, record.AlgoLL},
+		{call{coll: record.Reduce, bytes: 32 * mb, plain: true}, 4, 9, 0, chain, record.AlgoRing},
+		{call{coll: record.Reduce, bytes: 32 * mb}, 4, 9, 0, chain, record.AlgoBulk},
+		{call{coll: record.Reduce, bytes: 2 * mb, plain: true, widened: true}, 4, 9, 0, record.AlgoBulk, record.AlgoBulk},
+		{call{coll: record.Reduce, bytes: 32 * mb, plain: true, widened: true}, 4, 9, 0, record.AlgoBulk, record.AlgoBulk},
+		{call{coll: record.Reduce, bytes: 2 * mb, plain: true, widened: true}, 4, 9, chain, chain, record.AlgoBulk},
+		{call{coll: record.Reduce, bytes: 2 * mb, plain: true}, 1, 9, chain, record.AlgoLL12, record.AlgoLL12},
+		{call{coll: record.AllReduce, bytes: 2 * mb, plain: true}, 4, 9, chain, record.AlgoBulk, record.AlgoBulk},
+	} {
+		c := chooser(w.size, w.major)
+		c.cfg.Force = w.force
+		got, refused := c.choose(w.call), c.Refused()
+		c.unlinked = "a link is missing"
+		without, why := c.choose(w.call), c.Refused()
+		if got.algo != w.want || without.algo != w.without || w.want == chain && w.bytes > mb && (got.blocks == 32) != (w.bytes <= 6*mb || w.force == chain) {
+			t.Errorf("%+v, %d ranks, %d.0, force %v: %v/%d, want %v; without NVLink %v/%d, want %v",
+				w.call, w.size, w.major, w.force, got.algo, got.blocks, w.want, without.algo, without.blocks, w.without)
+		}
+		if refused != "" || (why != "") != (w.force == chain && w.size > 1) {
+			t.Errorf("%d ranks, force %v: with NVLink %q, without %q", w.size, w.force, refused, why)
+		}
+	}
+	c := chooser(4, 8)
+	c.cfg.Force = record.AlgoBulk
+	if why := c.Refused(); why == "" {
+		t.Error("nobody says why there is no bulk")
 	}
 }
 

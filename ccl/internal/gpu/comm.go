@@ -96,6 +96,8 @@ type Comm struct {
 	// those that it waits for.
 	copies bool
 	major  int // the least compute capability among the ranks
+	// unlinked says which two GPUs NVLink does not join, "" where it joins all.
+	unlinked string
 
 	mu       sync.Mutex
 	windows  atomic.Pointer[[]*Window] // replaced whole, under mu
@@ -204,7 +206,7 @@ type setup struct {
 	Table           string // its id
 	Copies          bool
 	Major           int
-	GPU             string
+	GPU, Bus        string
 }
 
 // SetupError names a rank that was set up unlike this one. The two would choose different
@@ -226,7 +228,7 @@ func (s *setup) String() string {
 // find, all take the least.
 func (c *Comm) agree(ctx context.Context) error {
 	cfg := &c.cfg
-	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, c.table.id, cuda.Connections() >= cuda.LeastConnections, c.dev.Major, gpuName(c.dev.Device)}
+	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, c.table.id, cuda.Connections() >= cuda.LeastConnections, c.dev.Major, gpuName(c.dev.Device), c.dev.PCIBus}
 	blob, err := json.Marshal(mine)
 	if err != nil {
 		return err
@@ -236,6 +238,7 @@ func (c *Comm) agree(ctx context.Context) error {
 		return err
 	}
 	c.copies, c.major = mine.Copies, mine.Major
+	buses := make([]string, len(blobs))
 	for r, b := range blobs {
 		var s setup
 		if err := json.Unmarshal(b, &s); err != nil {
@@ -245,11 +248,12 @@ func (c *Comm) agree(ctx context.Context) error {
 		if r < MaxRanks {
 			c.names[r] = s.GPU
 		}
-		if s.Copies, s.Major, s.GPU = mine.Copies, mine.Major, mine.GPU; s != mine {
+		buses[r] = s.Bus
+		if s.Copies, s.Major, s.GPU, s.Bus = mine.Copies, mine.Major, mine.GPU, mine.Bus; s != mine {
 			return &SetupError{r, mine.String(), s.String()}
 		}
 	}
-	return nil
+	return c.links(ctx, buses)
 }
 
 // Device is the rank's GPU.

@@ -11,7 +11,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stop, err := cudatest.Start(cudatest.Options{})
+	stop, err := cudatest.Start(cudatest.Options{GPUs: 4})
 	if err != nil && !errors.Is(err, cudatest.ErrUnavailable) {
 		panic(err)
 	}

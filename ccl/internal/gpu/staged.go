@@ -386,13 +386,30 @@ func (c *Comm) told(recv cuda.Ptr, n, send uint64) (at [MaxRanks]uint64) {
 // while others copy out what has come, in pieces too small to be worth launches.
 func (c *Comm) messageShare() uint64 { return max(c.leastPiece(), llMessage) + 1 }
 
-// asMessages reports whether an operation, in no windows, goes as messages. It depends on
-// nothing in which ranks may differ. (Between's stamps are not those of messages.)
+// streamShare is up to how many bytes of a share such a collective goes as messages on a stream. A
+// kernel and the copy of what a rank has for itself are two launches, where in one piece each share
+// that comes is one, of some 5 µs of the host's. Of 4 H200s AllGather and AlltoAll of shares of 256
+// and 512 KiB, 1, 2 and 4 MiB take 31, 30, 30, 39 and 62 µs in a piece and 16, 21, 27, 38 and 67 as
+// messages: of longer shares the host is done before the GPUs are.
+const streamShare = 1 << 20
+
+// shortShare is that for op. In a graph launches cost little, so there messages gain where they are
+// lines, which ask nobody: the same shares take 13, 16, 21, 34 and 56 µs, and 10, 18, 24, 37 and 65.
+func shortShare(op *Op) uint64 {
+	if op.Captured {
+		return llMessage
+	}
+	return streamShare
+}
+
+// asMessages reports whether an operation, in no windows and too long for lines, goes as messages.
+// It depends on nothing in which ranks may differ: all capture an operation, or none. (Between's stamps are not those of messages.)
 func (c *Comm) asMessages(op *Op) bool {
-	if bytes := op.bytes(); c.cfg.Force != record.AlgoNone || c.cfg.HostTells || bytes < c.messageShare() || bytes%16 != 0 {
+	t, bytes := op.Coll.Traits(), op.bytes()
+	short := t.Shares(c.size) > 1 && bytes <= shortShare(op)
+	if c.cfg.Force != record.AlgoNone || c.cfg.HostTells || !short && bytes < c.messageShare() || bytes%16 != 0 {
 		return false
 	}
-	t := op.Coll.Traits()
 	overwrites := op.InPlace && t.Send == t.Recv && t.Send == record.ShareAll // what it has not sent yet
 	return c.size > 1 && c.size <= collectives[op.Coll].messages && !overwrites
 }

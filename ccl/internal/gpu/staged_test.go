@@ -43,3 +43,39 @@ func TestPieces(t *testing.T) {
 		}
 	})
 }
+
+// TestShortShares: shares that lines do not hold go as messages, as long as launches cost more than
+// messages do; what overwrites, reduces or has odd ends does not.
+func TestShortShares(t *testing.T) {
+	const kb = 1 << 10
+	c := &Comm{size: 4, copies: true, stage: &symm.Memory{Size: DefaultStage}}
+	for _, w := range []struct {
+		coll             record.CollKind
+		bytes            uint64
+		inPlace          bool
+		stream, captured bool
+	}{
+		{record.AllGather, 256 * kb, false, true, true},
+		{record.AllGather, 256*kb + 16, true, true, false},
+		{record.AlltoAll, 1024 * kb, false, true, false},
+		{record.AlltoAll, 1024 * kb, true, false, false},
+		{record.AlltoAll, 1024*kb + 16, false, false, false},
+		{record.AllGather, 512*kb + 4, false, false, false},
+		{record.AllGather, 8192 * kb, false, false, false},
+		{record.AllGather, 8192*kb + 16, false, true, true},
+		{record.AllReduce, 512 * kb, false, false, false},
+		{record.ReduceScatter, 256 * kb, false, false, false},
+		{record.Broadcast, 256 * kb, false, false, false},
+	} {
+		op := &Op{Coll: w.coll, DType: record.Uint8, Count: w.bytes, InPlace: w.inPlace, Root: -1}
+		stream := c.asMessages(op)
+		op.Captured = true
+		if captured := c.asMessages(op); stream != w.stream || captured != w.captured {
+			t.Errorf("%v of %d bytes, in place %v: as messages on a stream %v, captured %v", w.coll, w.bytes, w.inPlace, stream, captured)
+		}
+	}
+	c.cfg.Force = record.AlgoSym
+	if c.asMessages(&Op{Coll: record.AllGather, DType: record.Uint8, Count: 256 * kb}) {
+		t.Error("what is forced goes as messages")
+	}
+}

@@ -127,6 +127,9 @@ func Hang(call string, ms, nth int) { fault(call, 0, nth, ms) }
 // machines are. It does not undo what is mapped.
 func Separate(a, b int) { separate(a, b) }
 
+// Unlink makes two GPUs reach each other by PCIe, where NVLink joined them.
+func Unlink(a, b int) { unlink(a, b) }
+
 // SlowLink makes reads of rank to's memory by rank from, where kernels time them, take longer by
 // so many microseconds; 0 undoes it. It is for Kernels of package kernelstest.
 func SlowLink(from, to, us int) { slowLink(from, to, us) }
@@ -135,5 +138,5 @@ func SlowLink(from, to, us int) { slowLink(from, to, us) }
 // attribute at a time.
 func Deny(attribute int) { deny(attribute) }
 
-// Heal forgets all faults and separations, and brings lost contexts back.
+// Heal forgets all faults, separations and links that went, and brings lost contexts back.
 func Heal() { fault("", 0, 0, 0) }

@@ -26,10 +26,11 @@ static int deny(const char *lib, int attribute) {
 	return f ? 0 : -1;
 }
 
-static int separate(const char *lib, int a, int b) {
+// pair calls a function about two GPUs.
+static int pair(const char *lib, const char *name, int a, int b) {
 	void *h = dlopen(lib, RTLD_NOW);
 	if (!h) return -1;
-	void (*f)(int, int) = (void (*)(int, int))dlsym(h, "fake_separate");
+	void (*f)(int, int) = (void (*)(int, int))dlsym(h, name);
 	if (f) f(a, b);
 	dlclose(h);
 	return f ? 0 : -1;
@@ -72,10 +73,15 @@ func deny(attribute int) {
 	}
 }
 
-func separate(a, b int) {
-	lib := C.CString(os.Getenv(cuda.LibraryEnv))
+func separate(a, b int) { pair("fake_separate", a, b) }
+
+func unlink(a, b int) { pair("fake_unlink", a, b) }
+
+func pair(call string, a, b int) {
+	lib, name := C.CString(os.Getenv(cuda.LibraryEnv)), C.CString(call)
 	defer C.free(unsafe.Pointer(lib))
-	if C.separate(lib, C.int(a), C.int(b)) != 0 {
+	defer C.free(unsafe.Pointer(name))
+	if C.pair(lib, name, C.int(a), C.int(b)) != 0 {
 		panic("cudatest: the fake libcuda is not open; call Start first")
 	}
 }

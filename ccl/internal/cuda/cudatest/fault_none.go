@@ -8,6 +8,8 @@ func fault(string, int, int, int) {}
 
 func separate(int, int) {}
 
+func unlink(int, int) {}
+
 func slowLink(int, int, int) {}
 
 func deny(int) {}

@@ -19,7 +19,8 @@ const (
 	RingBytes   = 16 << 20 // of Args.Ring
 	llLines     = 1024
 	ll12Lines   = 1536
-	lineThreads = 512
+	chainWarps  = 16
+	chainBytes  = 256 << 10
 	laneLines   = 4 * llLines
 	phases      = 4
 )
@@ -188,7 +189,7 @@ func ByPeer(module string) string { return module + "_peers" }
 type line [4]uint32
 
 type (
-	blockState [32]uint32 // epoch, steps, tiles, padding
+	blockState [32]uint32 // epoch, steps, tiles, what chains have sent and received, padding
 	laneState  [4]uint32  // sent, received, pushed, taken
 )
 
@@ -212,7 +213,8 @@ type heap struct {
 
 	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
 	ll12    [2][MaxBlocks][MaxRanks * ll12Lines]line
-	_       [2][MaxBlocks][lineThreads]uint32 // read
+	read    [MaxBlocks][chainWarps]uint64
+	chain   [MaxBlocks][chainBytes]byte
 	lane    [MaxRanks][MaxLanes]laneState
 
 	credit, arrived [MaxRanks][MaxLanes]uint32
@@ -274,8 +276,7 @@ func LLCapacity(coll record.CollKind, twoShot bool, ranks, blocks int) uint64 {
 	return uint64(parts) * uint64(blocks) * llBytes
 }
 
-// ChainCapacity is the most bytes that ls_…_chain takes, on any number of blocks: in as many
-// rounds as their lines want.
+// ChainCapacity is the most bytes that ls_…_chain takes, on any number of blocks.
 const ChainCapacity = 1 << 30
 
 // LL12Capacity is LLCapacity of lines of 12 bytes: ls_…_ll12.

@@ -14,7 +14,8 @@ enum {
   LS_MAX_BLOCKS = 32, // of any kernel that talks to peers
   LS_LL_LINES = 1024, // LL lines for one source rank and block
   LS_LL12_LINES = 1536, // likewise of 12 bytes, where there are more than 4 ranks: twice as many for 3 and 4, four times for 2
-  LS_LINE_THREADS = 512, // most of a block of kernels on lines
+  LS_CHAIN_WARPS = 16,   // of a block of chains
+  LS_CHAIN_BYTES = 256 << 10, // of their lines for a block
   LS_MAX_MESSAGES = 8, // sends, and receives, of one kernel: one each way with each peer
   LS_LANES = 16,       // most of a message
   LS_QUEUES = 4 * (LS_MAX_RANKS - 1), // of P2PListArgs: each peer's, each way, of LL and of direct messages
@@ -40,7 +41,13 @@ struct alignas(16) Line12 { u32 d[3], flag; };
 // rank r only ever speaks with block b of its peers, and all ranks run the same
 // kernels with as many blocks, so that equal blocks agree on the epoch without
 // anybody counting operations.
-struct alignas(128) BlockState { u32 epoch, steps, tiles; u32 pad[29]; }; // steps: of Broadcast's pipeline, all so far; tiles: of ls_allreduce_pushbulk's
+struct alignas(128) BlockState {
+  u32 epoch;
+  u32 steps, tiles;   // of Broadcast's pipeline, and of ls_allreduce_pushbulk, all so far
+  u32 pad;
+  u64 sent, received; // of chains, steps: to the next rank, from the previous one
+  u32 pad2[24];
+};
 
 // LaneState counts what a pair of ranks has exchanged on one lane, as both count it.
 struct alignas(16) LaneState { u32 sent, received, pushed, taken; }; // pieces: by LL, and direct ones
@@ -69,8 +76,9 @@ struct alignas(128) Heap {
   Line target[LS_MAX_BLOCKS];              // where the root of a Reduce receives, as mapped here; the flag is its block's epoch
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
   Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
-  Line12 ll12[2][LS_MAX_BLOCKS][LS_MAX_RANKS * LS_LL12_LINES]; // [epoch & 1][block], each source's after the other's; of chains one source's
-  u32 read[2][LS_MAX_BLOCKS][LS_LINE_THREADS]; // of chains, [epoch & 1][block][thread]: the last epoch whose lines the next rank's thread has read
+  Line12 ll12[2][LS_MAX_BLOCKS][LS_MAX_RANKS * LS_LL12_LINES]; // [epoch & 1][block], each source's after the other's
+  alignas(128) u64 read[LS_MAX_BLOCKS][LS_CHAIN_WARPS];           // of chains: steps of a warp that the next rank's has read
+  alignas(128) u64x2 chain[LS_MAX_BLOCKS][LS_CHAIN_BYTES / 16];   // lines of chains, from the previous rank, each warp's after the other's
   LaneState lane[LS_MAX_RANKS][LS_LANES];   // own: [peer]
   u32 credit[LS_MAX_RANKS][LS_LANES];       // [destination] = LL pieces it has consumed
   u32 arrived[LS_MAX_RANKS][LS_LANES];      // [source] = direct pieces that are here

@@ -6,12 +6,12 @@
 KERNEL(512) void ls_broadcast_chain(Args a) {
   u64 send = a.send[a.rank], recv = a.recv[a.rank];
   bool keep = a.rank != a.root || send != recv;
-  alongChain(a, a.count, a.root, 1, [&](TurnChain &chain, const Share12 &part, const Place &u) {
-    Unit v;
-    if (chain.first) part.of(send).load(u, v);
-    else if (!chain.hear<false>(chain.from, u, v)) return false;
-    if (!chain.last) chain.push(chain.to, u, v);
-    if (keep) part.of(recv).store(u, v);
+  alongChain<1>(a, a.count, a.root, [&](TurnChain &chain, const Share12 &share, const PacksAt &at, u32 step) {
+    Packs v;
+    if (chain.first) at.load(share.of(send), v);
+    else if (!chain.hear(step, v)) return false;
+    if (!chain.last && !chain.push(step, v)) return false;
+    if (keep) at.store(share.of(recv), v);
     return true;
   });
 }

@@ -39,6 +39,7 @@ FI u32 loadVolatile(const u32 *p) {
   return v;
 }
 FI u32 loadPeer(const u32 *p, u32, u32) { return loadVolatile(p); } // rank to's memory, by rank from: the host's emulation may take its time
+FI void storeVolatile64(u64 *p, u64 v) { asm volatile("st.volatile.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 FI u64 loadVolatile64(const u64 *p) {
   u64 v;
   asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -78,8 +79,19 @@ FI u32 atomicAdd(u32 *p, u32 v) {
 // syncOr is sync, and whether any thread of the block said so.
 FI bool syncOr(bool mine) { return __nvvm_bar0_or(mine) != 0; }
 // Lanes are threads of a warp: syncLanes waits for all of them, allLanes whether all say so.
-FI void syncLanes() { __nvvm_bar_warp_sync(0xffffffff); }
-FI bool allLanes(bool mine) { return __nvvm_vote_all_sync(0xffffffff, mine); }
+template <u32 LANES = 32> FI void syncLanes() { __nvvm_bar_warp_sync(0xffffffff); }
+template <u32 LANES = 32> FI bool allLanes(bool mine) { return __nvvm_vote_all_sync(0xffffffff, mine); }
+// A warp's rows of 16 bytes a lane, LANES apart. What flagged lanes store in the upper half tells
+// that the others' is there (chain.h): all lanes store at a time.
+template <u32 LANES, u32 ROWS> FI void storeRows(u64x2 *p, const u64x2 (&rows)[ROWS], bool) {
+  syncLanes();
+#pragma unroll
+  for (u32 r = 0; r < ROWS; r++) store16((u64 *)(p + r * LANES), rows[r].x, rows[r].y);
+}
+template <u32 LANES, u32 ROWS> FI void loadRows(const u64x2 *p, u64x2 (&rows)[ROWS]) {
+#pragma unroll
+  for (u32 r = 0; r < ROWS; r++) rows[r] = __builtin_bit_cast(u64x2, loadLine((const Line *)(p + r * LANES)));
+}
 // A word of a block's shared memory: what threads did before they add to it is seen by who
 // loads the sum.
 FI void addInBlock(u32 *p, u32 v) { asm volatile("red.release.cta.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }

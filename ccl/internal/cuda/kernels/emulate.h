@@ -15,18 +15,39 @@
 #define FI inline __attribute__((always_inline))
 #define KERNEL(threads) extern "C"
 
-struct BlockEmulation {
+// Votes are taken by all who wait at a barrier, in three places in turn: while one is in use the
+// next one is cleared, which nobody reads any more. turn counts a thread's.
+struct Votes {
   std::barrier<> barrier;
-  std::atomic<u32> votes[2]{};
+  std::atomic<u32> votes[3]{};
+  explicit Votes(u32 threads) : barrier(threads) {}
+
+  bool any(bool mine, u32 &turn) {
+    u32 now = turn % 3;
+    turn = (now + 1) % 3;
+    votes[turn] = 0;
+    if (mine) votes[now] = 1;
+    barrier.arrive_and_wait();
+    return votes[now] != 0;
+  }
+};
+
+struct BlockEmulation {
+  enum { PAIR = 2 }; // lanes of a warp, where kernels want several
+  Votes all;
+  std::vector<std::unique_ptr<Votes>> pairs;
   alignas(16) u64 memory[96]{}; // what is __shared__ on the device
   std::shared_ptr<void> bulk;     // emulate_bulk.h's, made at first use
   std::once_flag bulkOnce;
   u32x4 places[64]{};
-  explicit BlockEmulation(u32 threads) : barrier(threads) {}
+  explicit BlockEmulation(u32 threads) : all(threads) {
+    for (u32 p = 0; p < threads / PAIR; p++) pairs.push_back(std::make_unique<Votes>(PAIR));
+  }
 };
 struct ThreadEmulation {
   u32 tid, block, threads, blocks, votes;
   BlockEmulation *shared;
+  u32 pairVotes = 0;
 };
 inline thread_local ThreadEmulation emulated;
 
@@ -34,17 +55,8 @@ inline u32 tid() { return emulated.tid; }
 inline u32 block() { return emulated.block; }
 inline u32 threads() { return emulated.threads; }
 inline u32 blocks() { return emulated.blocks; }
-inline void sync() { emulated.shared->barrier.arrive_and_wait(); }
-inline bool syncOr(bool mine) {
-  // Votes alternate, so that one is cleared while the other is in use.
-  auto &votes = emulated.shared->votes[emulated.votes++ & 1];
-  if (mine) votes = 1;
-  sync();
-  bool any = votes != 0;
-  sync();
-  votes = 0;
-  return any;
-}
+inline void sync() { emulated.shared->all.barrier.arrive_and_wait(); }
+inline bool syncOr(bool mine) { return emulated.shared->all.any(mine, emulated.votes); }
 // relax yields, and sleeps where it has been of no use: there are many more threads than
 // processors, and a virtual machine spends more on short sleeps than on what they wait for.
 inline void relax() {
@@ -62,6 +74,7 @@ inline u64 loadVolatile64(const u64 *p) { return loadHost(p); }
 inline u32 loadAcquire(const u32 *p) { return loadHost(p); }
 inline void storeRelease(u32 *p, u32 v) { storeHost(p, v); }
 inline void storeVolatile(u32 *p, u32 v) { storeHost(p, v); }
+inline void storeVolatile64(u64 *p, u64 v) { storeHost(p, v); }
 inline void fenceSystem() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 // The halves of a line may be seen in any order, but are not torn.
@@ -90,9 +103,34 @@ inline u32x4 loadLine12(const Line12 *p) {
 }
 inline void store16(u64 *p, u64 a, u64 b) { storeHost(p, a), storeHost(p + 1, b); }
 inline u32 atomicAdd(u32 *p, u32 v) { return std::atomic_ref<u32>(*p).fetch_add(v); }
-// Kernels that speak of lanes have one lane a warp here (LS_RING_LANES).
-inline void syncLanes() {}
-inline bool allLanes(bool mine) { return mine; }
+// A warp has one lane here (LS_RING_LANES), or two, which run apart as threads do.
+inline Votes &pair() { return *emulated.shared->pairs[tid() / BlockEmulation::PAIR]; }
+template <u32 LANES = 1> void syncLanes() {
+  static_assert(LANES == 1 || LANES == BlockEmulation::PAIR);
+  if (LANES > 1) pair().barrier.arrive_and_wait();
+}
+template <u32 LANES = 1> bool allLanes(bool mine) {
+  static_assert(LANES == 1 || LANES == BlockEmulation::PAIR);
+  return LANES == 1 ? mine : !pair().any(!mine, emulated.pairVotes);
+}
+// Lines that lanes store together are seen whole or not at all: the flags go out when all else is
+// there. Now and then they come late.
+template <u32 LANES, u32 ROWS> void storeRows(u64x2 *p, const u64x2 (&rows)[ROWS], bool flagged) {
+  static thread_local u32 turns;
+  auto relaxed = [](u64 &word, u64 v) { std::atomic_ref<u64>(word).store(v, std::memory_order_relaxed); };
+  for (u32 r = 0; r < ROWS; r++) {
+    u64 *to = (u64 *)(p + r * LANES);
+    relaxed(to[0], rows[r].x);
+    if (!flagged) relaxed(to[1], rows[r].y);
+  }
+  syncLanes<LANES>();
+  if (++turns % 5 == 0) std::this_thread::yield();
+  for (u32 r = 0; flagged && r < ROWS; r++) storeHost((u64 *)(p + r * LANES) + 1, u64(rows[r].y));
+}
+template <u32 LANES, u32 ROWS> void loadRows(const u64x2 *p, u64x2 (&rows)[ROWS]) {
+  auto relaxed = [](const u64 *word) { return std::atomic_ref<u64>(*const_cast<u64 *>(word)).load(std::memory_order_relaxed); };
+  for (u32 r = 0; r < ROWS; r++) rows[r] = u64x2{relaxed((const u64 *)(p + r * LANES)), relaxed((const u64 *)(p + r * LANES) + 1)};
+}
 inline void addInBlock(u32 *p, u32 v) { std::atomic_ref<u32>(*p).fetch_add(v); }
 inline u32 loadInBlock(const u32 *p) { return loadHost(p); }
 inline void storeInBlock(u32 *p, u32 v) { storeHost(p, v); }

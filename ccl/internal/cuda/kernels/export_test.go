@@ -28,7 +28,7 @@ func Layout() []Assertion {
 	var h heap
 	return []Assertion{
 		{"LS_MAX_RANKS", MaxRanks}, {"LS_MAX_BLOCKS", MaxBlocks}, {"LS_MAX_MESSAGES", MaxMessages},
-		{"LS_LL_LINES", llLines}, {"LS_LL12_LINES", ll12Lines}, {"LS_LINE_THREADS", lineThreads}, {"LS_LANES", MaxLanes}, {"LS_LANE_LINES", laneLines}, {"LS_QUEUES", MaxQueues}, {"LS_ITEMS", Items},
+		{"LS_LL_LINES", llLines}, {"LS_LL12_LINES", ll12Lines}, {"LS_CHAIN_WARPS", chainWarps}, {"LS_CHAIN_BYTES", chainBytes}, {"LS_LANES", MaxLanes}, {"LS_LANE_LINES", laneLines}, {"LS_QUEUES", MaxQueues}, {"LS_ITEMS", Items},
 		{"LS_MORE_ITEMS", MoreItems}, {"LS_LOAD_ITEMS", LoadItems}, {"LS_PIECE_UNIT", PieceUnit}, {"LS_PHASES", phases}, {"LS_FIRST", First}, {"LS_LAST", Last}, {"LS_MEET", Meet},
 
 		{"sizeof(Args)", unsafe.Sizeof(a)},
@@ -132,7 +132,7 @@ func Layout() []Assertion {
 		{"offsetof(Heap, landed)", unsafe.Offsetof(h.landed)}, {"offsetof(Heap, taken)", unsafe.Offsetof(h.taken)},
 		{"offsetof(Heap, target)", unsafe.Offsetof(h.target)},
 		{"offsetof(Heap, ll)", unsafe.Offsetof(h.ll)}, {"offsetof(Heap, ll2)", unsafe.Offsetof(h.ll2)},
-		{"offsetof(Heap, ll12)", unsafe.Offsetof(h.ll12)},
+		{"offsetof(Heap, ll12)", unsafe.Offsetof(h.ll12)}, {"offsetof(Heap, read)", unsafe.Offsetof(h.read)}, {"offsetof(Heap, chain)", unsafe.Offsetof(h.chain)},
 		{"offsetof(Heap, p2p)", unsafe.Offsetof(h.p2p)}, {"offsetof(Heap, item)", HeapItems},
 	}
 }

@@ -142,9 +142,9 @@ struct Turn12 : Turn {
     for (u32 k = 1; k < a.ranks; k++) push(next(k), u, v);
   }
 
-  // hear waits for a unit of rank p, whose lines are asked for together; COMES: it may be the
-  // first that is heard of that rank. False, and no more to be done: aborted.
-  template <bool COMES = true> FI bool hear(u32 p, const Place &u, Unit &v) {
+  // hear waits for a unit of rank p, whose lines are asked for together. False, and no more to be
+  // done: aborted.
+  FI bool hear(u32 p, const Place &u, Unit &v) {
     const Line12 *at = line(a.rank, p) + u.line;
 #pragma unroll 1
     for (u32 turn = 0; alive;) {
@@ -156,7 +156,7 @@ struct Turn12 : Turn {
         here = here && (got.w == epoch || q >= u.lines);
       }
       if (here) {
-        if (COMES && turn != 0) stamps.saw(p);
+        if (turn != 0) stamps.saw(p);
 #ifdef LS_PEERS
         sight.heard(1u << p, turn != 0);
 #endif

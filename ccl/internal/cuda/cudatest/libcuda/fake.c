@@ -31,14 +31,14 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // everything but queues 
 static struct fault { char call[64]; int code, nth, ms, once, spent; } faults[32];
 static int nfaults;
 static CUresult lost; // a sticky error, as of a kernel that failed
-static unsigned apart[MAX_GPUS]; // GPUs that each cannot reach
+static unsigned apart[MAX_GPUS], unlinked[MAX_GPUS]; // GPUs that each cannot reach, or by PCIe alone
 static int denied; // an attribute that no GPU has
 
 // A call takes ms longer and, when code is not 0, fails, at its nth time from
 // now; nth 0 is every time. A null call forgets all faults and a lost context.
 API void fake_fault(const char *call, int code, int nth, int ms) {
 	pthread_mutex_lock(&mu);
-	if (!call) nfaults = 0, lost = 0, denied = 0, memset(apart, 0, sizeof apart);
+	if (!call) nfaults = 0, lost = 0, denied = 0, memset(apart, 0, sizeof apart), memset(unlinked, 0, sizeof unlinked);
 	else if (nfaults < 32) {
 		struct fault *f = &faults[nfaults++];
 		snprintf(f->call, sizeof f->call, "%s", call);
@@ -47,12 +47,16 @@ API void fake_fault(const char *call, int code, int nth, int ms) {
 	pthread_mutex_unlock(&mu);
 }
 
-// Two GPUs do not reach each other's memory from now on; forgotten with all faults.
-API void fake_separate(int a, int b) {
+static void pair(unsigned set[], int a, int b) {
 	pthread_mutex_lock(&mu);
-	if (a >= 0 && b >= 0 && a < MAX_GPUS && b < MAX_GPUS && a != b) apart[a] |= 1u << b, apart[b] |= 1u << a;
+	if (a >= 0 && b >= 0 && a < MAX_GPUS && b < MAX_GPUS && a != b) set[a] |= 1u << b, set[b] |= 1u << a;
 	pthread_mutex_unlock(&mu);
 }
+
+// Two GPUs do not reach each other's memory from now on, or NVLink joins them no more; forgotten
+// with all faults.
+API void fake_separate(int a, int b) { pair(apart, a, b); }
+API void fake_unlink(int a, int b) { pair(unlinked, a, b); }
 
 // GPUs have an attribute no more; forgotten with all faults.
 API void fake_deny(int attribute) {
@@ -128,6 +132,13 @@ API CUresult cuDeviceGetAttribute(int *v, int a, int d) {
 	return 0;
 }
 API CUresult cuDeviceCanAccessPeer(int *v, int a, int b) { FAULT; *v = a != b && !(apart[a] >> b & 1); return 0; }
+API CUresult cuDeviceGetP2PAttribute(int *v, int attribute, int a, int b) {
+	FAULT;
+	if (a < 0 || b < 0 || a >= gpus || b >= gpus || a == b) return INVALID_DEVICE;
+	if (attribute != 3) return INVALID_VALUE;
+	*v = !((apart[a] | unlinked[a]) >> b & 1);
+	return 0;
+}
 API CUresult cuThreadExchangeStreamCaptureMode(int *m) {
 	static __thread int mode;
 	FAULT;

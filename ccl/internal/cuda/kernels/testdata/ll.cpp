@@ -183,30 +183,42 @@ template <class T> T plainReduce(u32 op, const std::vector<T> &in) {
 enum Kind { ONE_SHOT, TWO_SHOT, REDUCE_SCATTER, REDUCE, CHAIN_REDUCE, ALL_GATHER, ALL_TO_ALL, BROADCAST, BROADCAST2, CHAIN_BROADCAST, KINDS };
 static const char *kindNames[] = {"allreduce_ll", "allreduce_ll2", "reducescatter_ll", "reduce_ll", nullptr, "allgather_ll", "alltoall_ll", "broadcast_ll", "broadcast_ll2", nullptr};
 static const char *kindNames12[] = {"allreduce_ll12", nullptr, "reducescatter_ll12", "reduce_ll12", "reduce_chain", "allgather_ll12", "alltoall_ll12", "broadcast_ll12", nullptr, "broadcast_chain"};
-static const u64 FULL = ~u64(0); // a count: all that lines of 12 bytes hold; of a chain, several rounds
+static const u64 FULL = ~u64(0); // a count: all that lines of 12 bytes hold; of a chain, several times what its slots hold
 
 // capacity12 is how many bytes those of so many blocks hold.
 static u64 capacity12(u32 ranks, u32 blocks) { return u64(blocks) * LS_LL12_LINES * 12 * (ranks <= 2 ? 4 : ranks <= 4 ? 2 : 1); }
 
 template <class T> constexpr bool allByLines = std::is_same_v<T, float8e4m3> || std::is_same_v<T, bfloat16> || std::is_floating_point_v<T>;
 
-// reduceByLines runs a reduction by lines of 12 bytes: all of them for a type of each
-// size, which is what they depend on, and one for the others, to compile in time.
+// reduceByLines runs a reduction by a chain, or by lines of 12 bytes: all of these for a type of
+// each size, which is what they depend on, and one for the others, to compile in time.
 template <class T> void reduceByLines(Kind kind, const Args &a) {
+  if (kind == CHAIN_REDUCE) return reduceChain<T>(a);
   if constexpr (allByLines<T>) {
     if (kind == REDUCE_SCATTER) return reduceScatterLines<T>(a);
     if (kind == REDUCE) return reduceLines<T>(a);
-    if (kind == CHAIN_REDUCE) return reduceChain<T>(a);
   }
   allReduceLines<T>(a);
 }
+
+static u64 leaves; // rank 1 of a collective has so many elements alone, if not 0, and leaves in the middle of it
+
+// Late says of a collective which rank comes late, with how many of a block's threads.
+struct Late {
+  u32 rank, threads;
+
+  void wait(u32 r) const {
+    if (r == rank && emulated.tid < threads) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+};
 
 template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 count, u32 root, bool inPlace, const char *type) {
   u32 n = w.ranks;
   bool sendAll = kind == REDUCE_SCATTER || kind == ALL_TO_ALL, recvAll = kind == ALL_GATHER || kind == ALL_TO_ALL;
   u32 blocks = 1 + upTo32(3);
   bool chain = kind == CHAIN_REDUCE || kind == CHAIN_BROADCAST;
-  if (count == FULL) count = (chain ? u64(blocks) * LS_CHAIN_ROOM * (4 + upTo32(12)) / 4 : capacity12(n, blocks)) / sizeof(T);
+  Late late{chain && upTo32(4) == 0 ? upTo32(n) : n, 1 + upTo32(THREADS)};
+  if (count == FULL) count = (chain ? u64(blocks) * LS_CHAIN_STEP * (8 + upTo32(40)) : capacity12(n, blocks)) / sizeof(T);
   u64 bytes = count * sizeof(T), sendBytes = sendAll ? n * bytes : bytes, recvBytes = recvAll ? n * bytes : bytes;
   auto send = std::make_shared<std::vector<Buffer>>(), recv = std::make_shared<std::vector<Buffer>>();
   auto in = std::make_shared<std::vector<std::vector<T>>>();
@@ -230,7 +242,9 @@ template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 c
     a.send[r] = (u64)s + (inPlace && kind == ALL_GATHER ? r * bytes : 0);
     a.recv[r] = inPlace ? (u64)s + (kind == REDUCE_SCATTER ? r * bytes : 0) : (u64)(*recv)[r].data();
     a.root = root, a.op = op, a.count = kind >= ALL_GATHER ? bytes : count;
+    if (leaves > 0 && r == 1) a.count = kind >= ALL_GATHER ? leaves * sizeof(T) : leaves;
     k.run.push_back([=] {
+      late.wait(r);
       switch (kind) {
       case ONE_SHOT: wide ? reduceByLines<T>(kind, a) : allReduceOneShot<T>(a); break;
       case TWO_SHOT: allReduceTwoShot<T>(a); break;
@@ -278,12 +292,16 @@ template <class T> void collectives(World &w, const char *type) {
   for (bool wide : {false, true}) {
     for (int kind = 0; kind < KINDS; kind++) {
       if ((wide ? kindNames12 : kindNames)[kind] == nullptr || (w.ranks == 1 && kind == BROADCAST2)) continue;
-      if (wide && !allByLines<T> && kind != ONE_SHOT) continue;
+      bool chain = kind == CHAIN_REDUCE || kind == CHAIN_BROADCAST;
+      if (wide && !allByLines<T> && kind != ONE_SHOT && !chain) continue;
       auto one = [&](u32 op, u64 count) { collective<T>(w, Kind(kind), wide, op, count, upTo32(w.ranks), upTo32(2), type); };
       for (u64 count : {0, 1, 3, 8, 17, 64, 101}) one(upTo32(5), count);
       for (u32 op = 0; op < 5; op++) one(op, 1 + upTo32(200));
       if (wide) one(LS_SUM, 500 + upTo32(500));
-      if (wide && (std::is_same_v<T, float> || kind == CHAIN_REDUCE)) one(LS_SUM, FULL);
+      if (wide && (std::is_same_v<T, float> || chain)) one(LS_SUM, FULL);
+      for (u64 steps : {1, 2, 2 * LS_CHAIN_SLOTS, 4 * LS_CHAIN_SLOTS + 1}) // of a warp; of both as many as they have slots
+        for (int more : {-1, 0, 1})
+          if (chain) one(upTo32(5), steps * LS_CHAIN_STEP / sizeof(T) + more);
     }
   }
 }
@@ -350,15 +368,16 @@ static void conversions() {
   }
 }
 
-// Rank 1 never comes; those who need it leave when told to, and claim no end.
-static void aborts(u32 stuck, const std::function<void(World &)> &op) {
+// Rank 1 never comes, or is not among those who stay; those who need it leave when told to, and
+// claim no end.
+static void aborts(u32 stuck, const std::function<void(World &)> &op, u32 set = 0b101) {
   World w(3);
   op(w), op(w);
   std::thread later([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     storeVolatile(&w.abort, 1);
   });
-  w.run(0b101);
+  w.run(set);
   later.join();
   for (u32 r : {0, 2})
     if ((stuck >> r & 1) && (w.slots[r][1].id == 0 || w.slots[r][1].end != 0)) fail(w.kernels[0].name + " was aborted: it began and did not end");
@@ -380,7 +399,7 @@ static void patterns() {
 int main() {
   conversions();
   patterns();
-  for (u32 ranks : {1, 2, 3, 5, 8}) {
+  for (u32 ranks : {1, 2, 3, 4, 5, 8}) {
     World w(ranks);
     // Epochs pass through 0 in the middle of it.
     for (auto &h : w.heaps)
@@ -411,5 +430,9 @@ int main() {
   for (u64 count : {u64(50), FULL})
     for (Kind kind : {CHAIN_REDUCE, CHAIN_BROADCAST})
       for (u32 root : {0, 2}) aborts(0b101, [=](World &w) { collective<float>(w, kind, true, LS_SUM, count, root, false, "float32"); });
+  u64 much = 3 * 48 * LS_CHAIN_STEP / sizeof(float); // on three blocks at most, eight times what slots hold
+  leaves = much / 4;
+  for (Kind kind : {CHAIN_REDUCE, CHAIN_BROADCAST})
+    for (u32 root : {0, 2}) aborts(0b101, [=](World &w) { collective<float>(w, kind, true, LS_SUM, much, root, false, "float32"); }, 0b111);
   return failures != 0;
 }
