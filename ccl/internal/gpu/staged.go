@@ -403,7 +403,8 @@ func shortShare(op *Op) uint64 {
 }
 
 // asMessages reports whether an operation, in no windows and too long for lines, goes as messages.
-// It depends on nothing in which ranks may differ: all capture an operation, or none. (Between's stamps are not those of messages.)
+// It depends on nothing in which ranks may differ: all capture an operation, or none. (Between's
+// stamps are not those of messages.)
 func (c *Comm) asMessages(op *Op) bool {
 	t, bytes := op.Coll.Traits(), op.bytes()
 	short := t.Shares(c.size) > 1 && bytes <= shortShare(op)
