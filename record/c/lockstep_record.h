@@ -149,7 +149,7 @@ enum lockstep_algo {
 	LOCKSTEP_ALGO_COLL_NET = 15,
 	LOCKSTEP_ALGO_COLL_NET_CHAIN = 16,
 	LOCKSTEP_ALGO_PAT = 17,
-	LOCKSTEP_ALGO_CHAIN = 18, /* kernel, flags in the data, from each rank to the next: lines of AlgoLL12 */
+	LOCKSTEP_ALGO_CHAIN = 18, /* kernel, flags in the data, from each rank to the next: lines of 128 bytes, which NVLink alone brings whole */
 };
 
 enum lockstep_proto {
