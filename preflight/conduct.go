@@ -99,6 +99,9 @@ func (c *conductor) try(ctx context.Context, round []int32, times int) (unbegun 
 		if a >= b || reports[a].Pair == nil || reports[b].Pair == nil {
 			continue
 		}
+		if ctx.Err() != nil && cutShort(reports[a].Pair, reports[b].Pair) {
+			continue
+		}
 		began := reports[a].Pair.Sent+reports[b].Pair.Sent > 0
 		unbegun = unbegun || !began
 		if began || err == nil { // else they waited for a rank that is gone
@@ -106,6 +109,16 @@ func (c *conductor) try(ctx context.Context, round []int32, times int) (unbegun 
 		}
 	}
 	return unbegun, err
+}
+
+// quietLeast is for how long, in seconds, nothing must have moved between two ranks whose time was
+// up before they were through, for the edge to be blocked.
+const quietLeast = 5
+
+// cutShort reports whether a pair was ended in the midst of its work, when all time was up: that is
+// no fault of its edge.
+func cutShort(a, b *measured) bool {
+	return a.Err != "" && a.Quiet < quietLeast || b.Err != "" && b.Quiet < quietLeast
 }
 
 // Bounds of what is measured again.

@@ -19,8 +19,10 @@ type measured struct {
 	// has received: what one has sent and the other not got says which way is blocked.
 	Sent int `json:"sent"`
 	Got  int `json:"got"`
-	// Err is why the measurement ended early, "" when it did not.
-	Err string `json:"err,omitempty"`
+	// Err is why the measurement ended early, "" when it did not; Quiet for how long, in seconds,
+	// nothing had come or gone by then.
+	Err   string  `json:"err,omitempty"`
+	Quiet float64 `json:"quiet,omitempty"`
 }
 
 const (
@@ -40,10 +42,20 @@ type pair struct {
 	trip int           // round trips
 	time time.Duration // of each direction's bandwidth
 	m    *measured
+	last time.Time // something came, or was sent
 }
 
 // measure fills p.m, and leaves in it how far it got when ctx ends first.
 func (p *pair) measure(ctx context.Context) error {
+	p.last = time.Now()
+	err := p.both(ctx)
+	if err != nil {
+		p.m.Quiet = time.Since(p.last).Seconds()
+	}
+	return err
+}
+
+func (p *pair) both(ctx context.Context) error {
 	p.peer = 1 - p.comm.Rank()
 	if err := p.latency(ctx); err != nil {
 		return fmt.Errorf("small messages: %w", err)
@@ -80,7 +92,7 @@ func (p *pair) latency(ctx context.Context) error {
 				if err := p.data.Wait(ctx); err != nil {
 					return err
 				}
-				p.m.Got += p.comm.Rank()
+				p.got(p.comm.Rank())
 			}
 			if err := second(); err != nil {
 				return err
@@ -90,9 +102,9 @@ func (p *pair) latency(ctx context.Context) error {
 			return err
 		}
 		if between {
-			p.m.Got += n * (1 - p.comm.Rank())
+			p.got(n * (1 - p.comm.Rank()))
 		} else {
-			p.m.Got += n
+			p.got(n)
 		}
 		return nil
 	}
@@ -120,6 +132,7 @@ func (p *pair) latency(ctx context.Context) error {
 // push counts a message before it is sent: one that never arrives was sent, too.
 func (p *pair) push(s *ccl.Stream, b ccl.Buffer) error {
 	p.m.Sent++
+	p.last = time.Now()
 	return p.comm.Send(s, b, p.peer)
 }
 
@@ -131,8 +144,14 @@ func (p *pair) pull(ctx context.Context, b ccl.Buffer) error {
 	if err := p.host.Wait(ctx); err != nil {
 		return err
 	}
-	p.m.Got++
+	p.got(1)
 	return nil
+}
+
+// got counts messages that have come.
+func (p *pair) got(n int) {
+	p.m.Got += n
+	p.last = time.Now()
 }
 
 // send drives the bursts of its direction: larger and larger messages until one
@@ -226,7 +245,7 @@ func (p *pair) receive(ctx context.Context) error {
 		if err := p.data.Wait(ctx); err != nil {
 			return err
 		}
-		p.m.Got += n
+		p.got(n)
 		if err := p.push(p.host, ccl.Of(header[:1])); err != nil {
 			return err
 		}

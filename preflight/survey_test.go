@@ -196,6 +196,19 @@ func TestTheWayThatIsBlocked(t *testing.T) {
 	}
 }
 
+// TestCutShort: an edge on which something moved until all time was up is not blocked by that.
+func TestCutShort(t *testing.T) {
+	busy, silent, well := measured{Err: "aborted", Quiet: 0.1}, measured{Err: "not done within", Quiet: 20}, measured{}
+	for i, tt := range []struct {
+		a, b measured
+		want bool
+	}{{well, well, false}, {busy, busy, true}, {silent, busy, true}, {silent, silent, false}, {well, silent, false}, {busy, well, true}} {
+		if got := cutShort(&tt.a, &tt.b); got != tt.want || cutShort(&tt.b, &tt.a) != tt.want {
+			t.Errorf("%d: %v", i, got)
+		}
+	}
+}
+
 func TestReportsFit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := report{
