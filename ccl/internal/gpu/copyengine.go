@@ -206,6 +206,11 @@ func (e *copyEngine) run(s *cuda.Stream, c *Comm, op *Op, b buffers) error {
 	if err := e.init(c); err != nil {
 		return err
 	}
+	if op.Coll.Reduces() { // before anything waits for peers: see reducers
+		if _, err := c.dev.reducers(op.DType); err != nil {
+			return err
+		}
+	}
 	mark, err := c.stamps.begin(s, op)
 	if err != nil {
 		return err

@@ -299,8 +299,12 @@ func copyInTurns(s *cuda.Stream, to, from cuda.Ptr, n uint64) error {
 	return nil
 }
 
-// copyShares copies n bytes of each of k shares; they begin at steps.
+// copyShares copies n bytes of each of k shares; they begin at steps. Where they lie side by side
+// they are one copy, since each is a launch.
 func (c *Comm) copyShares(s *cuda.Stream, to, from cuda.Ptr, n, fromStep, toStep uint64, k int) error {
+	if fromStep == n && toStep == n {
+		n, k = n*uint64(k), min(k, 1)
+	}
 	for i := range uint64(k) {
 		if err := copyInTurns(s, to+cuda.Ptr(i*toStep), from+cuda.Ptr(i*fromStep), n); err != nil {
 			return err

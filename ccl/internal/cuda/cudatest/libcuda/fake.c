@@ -181,8 +181,10 @@ typedef struct module { char *image; } module;
 typedef struct func { char name[128]; fake_kernel run; int shared; } func;
 
 struct event;
+// The driver may wait for the device to be idle before it loads a module; this one always does.
 API CUresult cuModuleLoadDataEx(module **m, const char *image, unsigned n, const int *options, void **values) {
 	CONTEXT;
+	drain(current);
 	if (strstr(image, ".bogus")) {
 		for (unsigned i = 0; i + 1 < n; i++)
 			if (options[i] == 5 && options[i + 1] == 6)
