@@ -52,7 +52,7 @@ type report struct {
 
 // Sizes of messages; an order or a report is not longer.
 const (
-	reportSize = 1024
+	reportSize = 2048 // two errors, each of whose letters may be escaped
 	orderSize  = 512
 )
 

