@@ -144,11 +144,12 @@ type LinkLoad struct {
 }
 
 // LaneSignal is what a lane's windows say: Congested when the network was the cause of the
-// last ones.
+// last ones. Nowhere: its sender finds no source port that takes the lane's path.
 type LaneSignal struct {
 	Conn      ConnID
 	Lane      int
 	Congested bool
+	Nowhere   bool
 }
 
 // LinkView is a link as the planner sees it.

@@ -111,7 +111,7 @@ func (p *Planner) extend(l *lane, x, y int32, before int32, m mover) bool {
 	if !up {
 		st.up, st.down = to, y
 	}
-	if !p.opt.Steered && !p.steers(p.table(l.conn, l.side), l, st.up, st.down) {
+	if p.shuns(l, st.up) || !p.opt.Steered && !p.steers(p.table(l.conn, l.side), l, st.up, st.down) {
 		return false
 	}
 	if to == from {

@@ -55,6 +55,9 @@ func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
 		}
 		l := &c.lanes[s.Lane]
 		l.heard = now
+		if s.Nowhere {
+			p.shun(l, now)
+		}
 		switch {
 		case !s.Congested:
 			l.congested = time.Time{}
@@ -63,6 +66,7 @@ func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
 		}
 	}
 	if now.Sub(p.judged) >= p.opt.Persist {
+		p.forgetShuns(now)
 		p.judge(now)
 	}
 }

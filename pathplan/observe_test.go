@@ -53,7 +53,7 @@ func (p *Planner) hear(now time.Time, says func(l *lane) bool) {
 	for _, j := range p.jobs {
 		for _, c := range j.conns {
 			for i := range c.lanes {
-				signals = append(signals, LaneSignal{c.id, i, says(&c.lanes[i])})
+				signals = append(signals, LaneSignal{Conn: c.id, Lane: i, Congested: says(&c.lanes[i])})
 			}
 		}
 	}

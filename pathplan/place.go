@@ -202,7 +202,7 @@ func (p *Planner) choose(l *lane) (up, down int32, ok bool) {
 	var sisters int
 	for s := range ups {
 		u, d := p.best(ups[s]), p.best(downs[s])
-		if u == none || d == none || !p.steers(table, l, u, d) {
+		if u == none || d == none || p.shuns(l, u) || !p.steers(table, l, u, d) {
 			continue
 		}
 		c, a, b := p.class(u, d), p.links[u].with(l.load), p.links[d].with(l.load)

@@ -24,8 +24,9 @@ type Planner struct {
 	judged  time.Time          // when links were last judged by what lanes said
 	// unsteered: there may be lanes that have no path, and now could.
 	unsteered bool
-	pass      uint64  // numbers calls that place lanes
-	dirty     []int32 // ports whose connections' loads have to be reckoned anew
+	shunned   map[*lane][]shun // lanes that keep away from some spines
+	pass      uint64           // numbers calls that place lanes
+	dirty     []int32          // ports whose connections' loads have to be reckoned anew
 	chain     chainSearch
 }
 
@@ -120,6 +121,7 @@ func (p *Planner) clear() {
 	p.jobs, p.maps = map[jobID]*job{}, map[mapKey]*portTable{}
 	p.used, p.tenants = map[usedPort]struct{}{}, map[string]*tenant{}
 	p.dirty, p.resided, p.unsteered = nil, map[int32]struct{}{}, false
+	p.shunned = map[*lane][]shun{}
 	p.lanes, p.ports = 0, 0
 	for i := range p.links {
 		l := &p.links[i]
@@ -298,6 +300,7 @@ func (p *Planner) enter(j *job, c *conn) {
 func (p *Planner) drop(j *job, c *conn) {
 	for i := range c.lanes {
 		p.unplace(&c.lanes[i])
+		delete(p.shunned, &c.lanes[i])
 	}
 	c.gone = true
 	p.setUse(c, [2]int64{})

@@ -29,6 +29,7 @@ func (p *Planner) SetLink(now time.Time, l Link, s LinkState) error {
 		k := &p.links[id]
 		if k.class > well && class == well {
 			k.back = now
+			p.trust(k.spine)
 		}
 		if (k.class == dead) != (class == dead) {
 			p.excuse(now, k)
@@ -75,6 +76,7 @@ func (p *Planner) Rebalance(now time.Time, most int) []Move {
 	}
 	r.sides()
 	r.leave()
+	r.leaveShunned()
 	r.steer()
 	p.reload()
 	r.spread()
@@ -243,7 +245,7 @@ func (r *rebalance) escape(l *lane) {
 	was := place{l, l.up, l.down, l.port}
 	r.lift(l)
 	up, down, ok := r.choose(l)
-	if ok && (r.class(up, down) < r.class(was.up, was.down) || r.loss(up, down) < r.loss(was.up, was.down)/2) {
+	if ok && (r.shuns(l, was.up) && r.class(up, down) == r.class(was.up, was.down) || r.class(up, down) < r.class(was.up, was.down) || r.loss(up, down) < r.loss(was.up, was.down)/2) {
 		r.place(l, was.up, was.down)
 		r.moving(l)
 		r.lift(l)

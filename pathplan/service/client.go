@@ -82,7 +82,7 @@ func NewClient(o ClientOptions) (*Client, error) {
 		return nil, fmt.Errorf("planner's client: source ports %d to %d: want %d or more from 1024 on", o.FirstPort, o.LastPort, o.Ports+1)
 	}
 	if o.Verify == 0 {
-		o.Verify = time.Second
+		o.Verify = 500 * time.Millisecond
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()

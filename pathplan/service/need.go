@@ -85,12 +85,26 @@ func (s *Server) take(st *stream, m *planpb.Need) error {
 		if lanes := st.loads[g.GetConn()]; int(g.GetLane()) < len(lanes) {
 			lanes[g.GetLane()].bad = now
 		}
-		signals = append(signals, pathplan.LaneSignal{Conn: st.id(g.GetConn()), Lane: int(g.GetLane()), Congested: g.GetCongested() || g.GetNowhere()})
+		signals = append(signals, pathplan.LaneSignal{
+			Conn: st.id(g.GetConn()), Lane: int(g.GetLane()), Congested: g.GetCongested() || g.GetNowhere(),
+			Nowhere: g.GetNowhere() && s.on(st.id(g.GetConn()), g),
+		})
 	}
 	if len(signals) > 0 {
 		s.planner.Observe(now, nil, signals)
 	}
 	return nil
+}
+
+// on reports whether a lane is still on the path that its sender speaks of.
+func (s *Server) on(id pathplan.ConnID, g *planpb.Signal) bool {
+	for _, a := range s.planner.Assignments(id) {
+		if a.Lane == int(g.GetLane()) && a.Path != (pathplan.Path{}) {
+			spine, leaf := s.o.Fabric.hops(a.Path)
+			return spine == g.GetSpine() && leaf == g.GetLeaf()
+		}
+	}
+	return false
 }
 
 // request checks what a process says of a connection.

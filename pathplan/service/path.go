@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -162,7 +163,7 @@ func (p *path) settle() {
 	}
 	if !ok {
 		var err error
-		if known, err = p.c.trace(p.conn, p.c.ports(p.c.o.Ports, p.conn.RoCE)); err != nil {
+		if known, err = p.learn(want, busy); err != nil {
 			return
 		}
 		p.mu.Lock()
@@ -170,8 +171,8 @@ func (p *path) settle() {
 		p.mu.Unlock()
 		if ports, ok = pick(want, busy, known); !ok {
 			for i, port := range ports {
-				if port == 0 {
-					p.c.say(&planpb.Signal{Conn: p.id, Lane: uint32(i), Nowhere: true})
+				if port == 0 && want[i].spine.IsValid() {
+					p.c.say(&planpb.Signal{Conn: p.id, Lane: uint32(i), Nowhere: true, Spine: want[i].spine.String(), Leaf: want[i].leaf.String()})
 				}
 			}
 		}
@@ -191,6 +192,33 @@ func (p *path) settle() {
 		sets = append(sets, more)
 	}
 	p.offer(sets, want)
+}
+
+// enough is how many of the ports traced a path has to have had, by chance, for one that none of
+// them takes to be gone (e^-8); mostTraced bounds how many are traced for that.
+const (
+	enough     = 8
+	mostTraced = 4096
+)
+
+// learn finds out where source ports lead: so many of them that a path without any is no accident.
+func (p *path) learn(want []hops, busy map[uint16]bool) (map[uint16]hops, error) {
+	known := map[uint16]hops{}
+	for traced := 0; ; {
+		more, err := p.c.trace(p.conn, p.c.ports(p.c.o.Ports, p.conn.RoCE))
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(known, more)
+		traced += p.c.o.Ports
+		paths := map[hops]bool{}
+		for _, h := range known {
+			paths[h] = true
+		}
+		if _, ok := pick(want, busy, known); ok || len(known) >= enough*(len(paths)+1) || len(more) == 0 || traced+p.c.o.Ports > mostTraced {
+			return known, nil
+		}
+	}
 }
 
 // offer gives the transport other ports.

@@ -288,6 +288,8 @@ type Signal struct {
 	Lane          uint32                 `protobuf:"varint,2,opt,name=lane,proto3" json:"lane,omitempty"`
 	Congested     bool                   `protobuf:"varint,3,opt,name=congested,proto3" json:"congested,omitempty"` // or stalled, or lossy
 	Nowhere       bool                   `protobuf:"varint,4,opt,name=nowhere,proto3" json:"nowhere,omitempty"`     // no source port takes its path
+	Spine         string                 `protobuf:"bytes,5,opt,name=spine,proto3" json:"spine,omitempty"`          // of that path, as the planner has said it: a lane that has moved since stays
+	Leaf          string                 `protobuf:"bytes,6,opt,name=leaf,proto3" json:"leaf,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -348,6 +350,20 @@ func (x *Signal) GetNowhere() bool {
 		return x.Nowhere
 	}
 	return false
+}
+
+func (x *Signal) GetSpine() string {
+	if x != nil {
+		return x.Spine
+	}
+	return ""
+}
+
+func (x *Signal) GetLeaf() string {
+	if x != nil {
+		return x.Leaf
+	}
+	return ""
 }
 
 // Load is what a lane carries. A link is taken for slow when its lanes are much slower than
@@ -949,12 +965,14 @@ const file_plan_proto_rawDesc = "" +
 	"\x04conn\x18\x01 \x01(\tR\x04conn\x12\x10\n" +
 	"\x03src\x18\x02 \x01(\tR\x03src\x12\x10\n" +
 	"\x03dst\x18\x03 \x01(\tR\x03dst\x12\x14\n" +
-	"\x05lanes\x18\x04 \x01(\rR\x05lanes\"h\n" +
+	"\x05lanes\x18\x04 \x01(\rR\x05lanes\"\x92\x01\n" +
 	"\x06Signal\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\tR\x04conn\x12\x12\n" +
 	"\x04lane\x18\x02 \x01(\rR\x04lane\x12\x1c\n" +
 	"\tcongested\x18\x03 \x01(\bR\tcongested\x12\x18\n" +
-	"\anowhere\x18\x04 \x01(\bR\anowhere\"X\n" +
+	"\anowhere\x18\x04 \x01(\bR\anowhere\x12\x14\n" +
+	"\x05spine\x18\x05 \x01(\tR\x05spine\x12\x12\n" +
+	"\x04leaf\x18\x06 \x01(\tR\x04leaf\"X\n" +
 	"\x04Load\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\tR\x04conn\x12\x12\n" +
 	"\x04lane\x18\x02 \x01(\rR\x04lane\x12\x12\n" +

@@ -1,0 +1,145 @@
+package service
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/pathplan"
+	"github.com/lockstep-ccl/lockstep/pathplan/probe"
+	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
+)
+
+// TestNowhere: routes leave a link and no prober is there to find that. The connection whose
+// lane was on it gets another path, by its own word, with ports that take it.
+func TestNowhere(t *testing.T) {
+	const spines, lanes = 4, 4
+	s := serve(t, Options{Fabric: newFabric(2, spines, 2)})
+	creds, err := Credentials(nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &network{t: t, r: rand.New(rand.NewPCG(3, 4)), f: s.o.Fabric, pods: 2, spines: spines, loss: map[pathplan.Link]float64{}, seed: 1}
+	for h := range 4 {
+		n.hosts = append(n.hosts, &simHost{pod: h / 2, addr: addrOf(h)})
+	}
+	c, err := NewClient(ClientOptions{Planner: s.Addr().String(), Credentials: creds, Node: "host0", Job: "a", Verify: 10 * time.Millisecond, Ports: 32, Log: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var mu sync.Mutex
+	var gone pathplan.Link
+	// takes is the path of a port: what went over the link that is gone goes over the next spine.
+	takes := func(port uint16) pathplan.Path {
+		up, down := n.route(addrOf(0), addrOf(2), port)
+		if up == gone {
+			for i, spine := range s.o.Fabric.Spines {
+				if spine == up.To {
+					up.To = s.o.Fabric.Spines[(i+1)%spines]
+					down.From = up.To
+					break
+				}
+			}
+		}
+		return pathplan.Path{Up: up, Down: down}
+	}
+	c.hops = func(_ context.Context, o probe.TraceOptions) ([]probe.Hops, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		out := make([]probe.Hops, len(o.Ports))
+		for i, port := range o.Ports {
+			p := takes(port)
+			out[i] = probe.Hops{s.o.Fabric.addrs[p.Up], s.o.Fabric.addrs[p.Down]}
+		}
+		return out, nil
+	}
+	moved := make(chan struct{}, 100)
+	p := c.Open(ccl.PathConn{Comm: 1, Peer: 1, Local: addrOf(0), Remote: netip.AddrPortFrom(addrOf(2), 5000)}, func() {
+		select {
+		case moved <- struct{}{}:
+		default:
+		}
+	})
+	defer p.Close()
+	state := make([]ccl.LaneState, lanes)
+	// settles awaits ports that take the plan, which does not cross the link that is gone.
+	settles := func(what string) {
+		t.Helper()
+		for end := time.Now().Add(patience); ; {
+			for i := range state {
+				state[i].Acked += bulk
+			}
+			p.Seen(state)
+			select {
+			case <-moved:
+				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+				for i, port := range p.Ports(ctx, lanes) {
+					state[i].Port = port
+				}
+				cancel()
+			case <-time.After(time.Millisecond):
+			}
+			good := true
+			mu.Lock()
+			for _, a := range s.Assignments("a") {
+				good = good && state[a.Lane].Port != 0 && takes(state[a.Lane].Port) == a.Path && a.Path.Up != gone
+			}
+			mu.Unlock()
+			if good && len(s.Assignments("a")) == lanes {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s: ports %v, the plan is %+v", what, state, s.Assignments("a"))
+			}
+		}
+	}
+	settles("at first")
+	mu.Lock()
+	gone = s.Assignments("a")[0].Path.Up
+	mu.Unlock()
+	settles("when a link is gone")
+}
+
+// TestNowhereOnlyOnes: a word of a path that the lane has left, or of another's connection, moves nothing.
+func TestNowhereOnlyOnes(t *testing.T) {
+	s, err := New(Options{Fabric: newFabric(2, 4, 2), Listen: "127.0.0.1:0", Log: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	st := &stream{tenant: "a", job: "a", out: make(chan *planpb.Paths, 100), conns: map[string]bool{}, loads: map[string][]carried{}}
+	other := &stream{tenant: "b", job: "b", out: make(chan *planpb.Paths, 100), conns: map[string]bool{}, loads: map[string][]carried{}}
+	if err := s.take(st, &planpb.Need{Requests: []*planpb.Request{request("0", "10.3.0.1", "10.3.2.1")}}); err != nil {
+		t.Fatal(err)
+	}
+	was := s.Assignments("a")[0].Path
+	says := func(st *stream, p pathplan.Path) pathplan.Path {
+		t.Helper()
+		spine, leaf := s.o.Fabric.hops(p)
+		if err := s.take(st, &planpb.Need{Signals: []*planpb.Signal{{Conn: "0", Lane: 0, Nowhere: true, Spine: spine, Leaf: leaf}}}); err != nil {
+			t.Fatal(err)
+		}
+		s.tick(time.Now())
+		return s.Assignments("a")[0].Path
+	}
+	if p := says(other, was); p != was {
+		t.Errorf("another tenant's word moved the lane to %s", p)
+	}
+	elsewhere := was
+	for _, spine := range s.o.Fabric.Spines {
+		if spine != was.Up.To {
+			elsewhere.Up.To, elsewhere.Down.From = spine, spine
+		}
+	}
+	if p := says(st, elsewhere); p != was {
+		t.Errorf("a word of %s moved the lane from %s to %s", elsewhere, was, p)
+	}
+	if p := says(st, was); p == was || p.Up.To == was.Up.To {
+		t.Errorf("still on %s", p)
+	}
+}
