@@ -66,7 +66,7 @@ func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
 		}
 	}
 	if now.Sub(p.judged) >= p.opt.Persist {
-		p.forgetShuns(now)
+		p.unshun(func(_ route, until time.Time) bool { return !until.After(now) })
 		p.judge(now)
 	}
 }

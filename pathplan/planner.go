@@ -24,9 +24,9 @@ type Planner struct {
 	judged  time.Time          // when links were last judged by what lanes said
 	// unsteered: there may be lanes that have no path, and now could.
 	unsteered bool
-	shunned   map[*lane][]shun // lanes that keep away from some spines
-	pass      uint64           // numbers calls that place lanes
-	dirty     []int32          // ports whose connections' loads have to be reckoned anew
+	shunning  int     // tenants that shun paths
+	pass      uint64  // numbers calls that place lanes
+	dirty     []int32 // ports whose connections' loads have to be reckoned anew
 	chain     chainSearch
 }
 
@@ -40,9 +40,10 @@ type job struct {
 }
 
 type tenant struct {
-	lanes int
-	moved int
-	since time.Time
+	lanes   int
+	moved   int
+	since   time.Time
+	shunned map[route]time.Time // paths that its lanes keep off, until when
 }
 
 // conn is a planned connection.
@@ -121,7 +122,7 @@ func (p *Planner) clear() {
 	p.jobs, p.maps = map[jobID]*job{}, map[mapKey]*portTable{}
 	p.used, p.tenants = map[usedPort]struct{}{}, map[string]*tenant{}
 	p.dirty, p.resided, p.unsteered = nil, map[int32]struct{}{}, false
-	p.shunned = map[*lane][]shun{}
+	p.shunning = 0
 	p.lanes, p.ports = 0, 0
 	for i := range p.links {
 		l := &p.links[i]
@@ -300,7 +301,6 @@ func (p *Planner) enter(j *job, c *conn) {
 func (p *Planner) drop(j *job, c *conn) {
 	for i := range c.lanes {
 		p.unplace(&c.lanes[i])
-		delete(p.shunned, &c.lanes[i])
 	}
 	c.gone = true
 	p.setUse(c, [2]int64{})
@@ -322,6 +322,9 @@ func (p *Planner) drop(j *job, c *conn) {
 	}
 	if t := p.tenants[c.id.Tenant]; t != nil {
 		if t.lanes -= len(c.lanes); t.lanes == 0 {
+			if len(t.shunned) > 0 {
+				p.shunning--
+			}
 			delete(p.tenants, c.id.Tenant)
 		}
 	}

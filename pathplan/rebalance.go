@@ -29,7 +29,7 @@ func (p *Planner) SetLink(now time.Time, l Link, s LinkState) error {
 		k := &p.links[id]
 		if k.class > well && class == well {
 			k.back = now
-			p.trust(k.spine)
+			p.unshun(func(r route, _ time.Time) bool { return r.spine == k.spine })
 		}
 		if (k.class == dead) != (class == dead) {
 			p.excuse(now, k)

@@ -1,75 +1,85 @@
 package pathplan
 
 import (
-	"slices"
+	"maps"
 	"time"
 )
 
 // A sender that finds no source port for its lane's path says so long before probes have
-// proven anything: routes have left a link, and whoever hashes over it goes elsewhere. Its
-// lane shuns the spine for a while, and nobody else's does: a tenant's word moves its own
-// lanes alone.
+// proven anything: routes have left a link, and who hashes over it goes elsewhere. A hash
+// differs from lane to lane, routes do not: all lanes of its tenant between the two leaves
+// keep off the path for a while. Nobody else's do: a tenant's word moves its own lanes alone.
 
 const (
-	// shunFor is how long a lane keeps away: longer than probes take to find a link that is gone.
+	// shunFor is how long lanes keep off a path: longer than probes take to find a link that is gone.
 	shunFor = 30 * time.Second
-	// maxShuns bounds the spines that a lane shuns; the oldest is tried again.
-	maxShuns = 4
+	// maxShuns bounds the paths that a tenant shuns; its word on more counts for nothing.
+	maxShuns = 1024
 )
 
-// shun is a spine that a lane keeps away from.
-type shun struct {
-	spine int32
-	until time.Time
-}
+// route is the paths between two leaves over a spine.
+type route struct{ from, to, spine int32 }
 
-// shun has a lane keep away from the spine that it is on, from the next Rebalance on.
+// shun has lanes of a lane's tenant keep off the path that it is on, from the next Rebalance on.
 func (p *Planner) shun(l *lane, now time.Time) {
 	if l.up == none {
 		return
 	}
-	spine := p.links[l.up].spine
-	list := slices.DeleteFunc(p.shunned[l], func(s shun) bool { return s.spine == spine || !s.until.After(now) })
-	if len(list) == maxShuns {
-		list = slices.Delete(list, 0, 1)
+	t := p.tenants[l.conn.id.Tenant]
+	if len(t.shunned) == 0 {
+		t.shunned = map[route]time.Time{}
+		p.shunning++
 	}
-	p.shunned[l] = append(list, shun{spine, now.Add(shunFor)})
+	if at := p.route(l, l.up); len(t.shunned) < maxShuns || !t.shunned[at].IsZero() {
+		t.shunned[at] = now.Add(shunFor)
+	}
 }
 
-// shuns reports whether a lane keeps away from the spine of an uplink.
+func (p *Planner) route(l *lane, up int32) route {
+	from, to := p.ends(l)
+	return route{from, to, p.links[up].spine}
+}
+
+// shuns reports whether a lane keeps off the path over the spine of an uplink.
 func (p *Planner) shuns(l *lane, up int32) bool {
-	if len(p.shunned) == 0 || up == none {
+	if p.shunning == 0 || up == none {
 		return false
 	}
-	return slices.ContainsFunc(p.shunned[l], func(s shun) bool { return s.spine == p.links[up].spine && s.until.After(p.now) })
+	t := p.tenants[l.conn.id.Tenant]
+	return len(t.shunned) > 0 && t.shunned[p.route(l, up)].After(p.now)
 }
 
-// trust ends the shunning of a spine, one of whose links is back.
-func (p *Planner) trust(spine int32) {
-	p.unshun(func(_ *lane, s shun) bool { return s.spine == spine })
-}
-
-// forgetShuns drops what is over.
-func (p *Planner) forgetShuns(now time.Time) {
-	p.unshun(func(l *lane, s shun) bool { return l.conn.gone || !s.until.After(now) })
-}
-
-func (p *Planner) unshun(which func(l *lane, s shun) bool) {
-	for l, list := range p.shunned {
-		if list = slices.DeleteFunc(list, func(s shun) bool { return which(l, s) }); len(list) == 0 {
-			delete(p.shunned, l)
-		} else {
-			p.shunned[l] = list
+// unshun ends the shunning of some paths.
+func (p *Planner) unshun(which func(r route, until time.Time) bool) {
+	if p.shunning == 0 {
+		return
+	}
+	for _, t := range p.tenants {
+		if len(t.shunned) == 0 {
+			continue
+		}
+		if maps.DeleteFunc(t.shunned, which); len(t.shunned) == 0 {
+			p.shunning--
 		}
 	}
 }
 
-// leaveShunned moves lanes off spines that they shun, wherever there is another as good.
+// leaveShunned moves lanes off paths that their tenants shun, wherever there is another as good.
 func (r *rebalance) leaveShunned() {
+	if r.shunning == 0 {
+		return
+	}
 	var out []*lane
-	for l := range r.shunned {
-		if !l.conn.gone && r.shuns(l, l.up) {
-			out = append(out, l)
+	for _, j := range r.jobs {
+		if len(r.tenants[j.id.tenant].shunned) == 0 {
+			continue
+		}
+		for _, c := range j.conns {
+			for i := range c.lanes {
+				if l := &c.lanes[i]; r.shuns(l, l.up) {
+					out = append(out, l)
+				}
+			}
 		}
 	}
 	r.reason = Dead

@@ -5,77 +5,89 @@ import (
 	"time"
 )
 
-// TestNowhere: a lane whose sender finds no port of its path leaves the spine with the next
-// call, alone; it keeps away until a link there is back, or for a while.
+// TestNowhere: a path whose lane's sender finds no port for it is left by its tenant's lanes with
+// the next calls, by them alone, until a link there is back, or for a while.
 func TestNowhere(t *testing.T) {
 	p := newPlanner(t, paper(), Options{Steered: true})
-	mustAllocate(t, p, pairs(16, 8, 4))
-	now := t0.Add(time.Minute)
-	lost := p.jobs[jobID{"t", "job0"}].named("")[0].lanes
-	l := &lost[0]
-	spine := p.links[l.up].spine
-	say := func() []Move {
-		now = now.Add(time.Second)
-		p.Observe(now, nil, []LaneSignal{{Conn: l.conn.id, Lane: 0, Nowhere: true}})
-		return p.Rebalance(now, 8)
+	reqs := pairs(16, 8, 4)
+	for _, tenant := range []string{"t", "u"} {
+		for i := range reqs {
+			reqs[i].Conn.Tenant, reqs[i].Conn.Job = tenant, "job0"
+		}
+		mustAllocate(t, p, reqs)
 	}
-	keeps := func(d time.Duration) {
-		t.Helper()
-		for end := now.Add(d); now.Before(end); {
-			now = now.Add(500 * time.Millisecond)
-			if err := p.Renew(now, "t", "job0"); err != nil {
+	now := t0.Add(time.Minute)
+	l := &p.jobs[jobID{"t", "job0"}].named("")[0].lanes[0]
+	gone := p.route(l, l.up)
+	on := func(tenant string) (n int) {
+		for _, c := range p.jobs[jobID{tenant, "job0"}].named("") {
+			for i := range c.lanes {
+				if o := &c.lanes[i]; o.up != none && p.route(o, o.up) == gone {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	others := on("u")
+	if on("t") < 2 || others < 2 {
+		t.Fatalf("%d and %d lanes are on the path: too few to tell", on("t"), others)
+	}
+	call := func() (moves []Move) {
+		now = now.Add(500 * time.Millisecond)
+		for _, tenant := range []string{"t", "u"} {
+			if err := p.Renew(now, tenant, "job0"); err != nil {
 				t.Fatal(err)
 			}
-			p.Observe(now, nil, nil)
-			p.Rebalance(now, 8)
-			p.invariants(t)
-			if p.links[l.up].spine == spine {
-				t.Fatalf("on the shunned spine again after %v", d-end.Sub(now))
-			}
+		}
+		p.Observe(now, nil, nil)
+		moves = p.Rebalance(now, 64)
+		p.invariants(t)
+		return moves
+	}
+	p.Observe(now, nil, []LaneSignal{{Conn: l.conn.id, Lane: 0, Nowhere: true}})
+	for _, m := range call() {
+		if m.Reason == Dead && m.Conn.Tenant != "t" {
+			t.Errorf("another tenant's word moved %+v", m)
 		}
 	}
-	moves := say()
-	left := 0
-	for _, m := range moves {
-		if m.Conn == l.conn.id && m.Lane == 0 {
-			left++
-			if m.Reason != Dead || m.Path == m.From {
-				t.Errorf("moved %+v", m)
-			}
+	for range 2 * (shunFor - time.Second) / time.Second {
+		if n := on("t"); n > 0 {
+			t.Fatalf("%d lanes are on the path, %v after the word", n, now.Sub(t0))
 		}
+		call()
 	}
-	if left != 1 {
-		t.Fatalf("of %d moves %d are the lane's", len(moves), left)
+	if on("u") == 0 {
+		t.Error("the other tenant's lanes have left, too")
 	}
-	keeps(shunFor - time.Second)
-	if !p.shuns(l, p.uplinks(int32(0))[spine]) {
-		t.Error("the spine is not shunned any more")
+	for range 6 {
+		call()
 	}
-	now = now.Add(2 * time.Second)
-	p.Observe(now, nil, nil)
-	if len(p.shunned) > 0 {
+	if p.shunning != 0 || p.shuns(l, p.uplinks(gone.from)[gone.spine]) {
 		t.Error("still shunned after its time")
 	}
 
-	// It comes to shun every spine but the last, and is left where it is when there is no other.
-	for range 3 * len(p.uplinks(0)) {
-		say()
-		p.invariants(t)
-		if n := len(p.shunned[l]); n > maxShuns {
-			t.Fatalf("%d spines are shunned", n)
+	// Of paths that are all shunned, lanes stay where they are; a link that is back ends it.
+	for range 200 {
+		p.Observe(now, nil, []LaneSignal{{Conn: l.conn.id, Lane: 0, Nowhere: true}})
+		call()
+	}
+	if l.up == none || !p.shuns(l, l.up) {
+		t.Error("a lane has a path that is not shunned, of none")
+	}
+	up := p.links[l.up].Link
+	for _, s := range []LinkState{{Down: true}, {}} {
+		if err := p.SetLink(now, up, s); err != nil {
+			t.Fatal(err)
 		}
 	}
-	spine = p.shunned[l][0].spine
-	p.trust(spine)
-	for _, s := range p.shunned[l] {
-		if s.spine == spine {
-			t.Error("shunned still, of a spine that is back")
-		}
+	if p.shuns(l, p.byLink[up]) {
+		t.Error("shunned, of a link that is back")
 	}
-	if err := p.Release(l.conn.id); err != nil {
+	if err := p.Release(ConnID{Tenant: "t", Job: "job0"}); err != nil {
 		t.Fatal(err)
 	}
-	if len(p.shunned) > 0 {
-		t.Error("shunned by a lane that is gone")
+	if p.shunning != 0 {
+		t.Error("shunned by a tenant that is gone")
 	}
 }

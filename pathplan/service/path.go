@@ -163,7 +163,8 @@ func (p *path) settle() {
 	}
 	if !ok {
 		var err error
-		if known, err = p.learn(want, busy); err != nil {
+		var sure bool
+		if known, sure, err = p.learn(want, busy); err != nil {
 			return
 		}
 		p.mu.Lock()
@@ -171,7 +172,7 @@ func (p *path) settle() {
 		p.mu.Unlock()
 		if ports, ok = pick(want, busy, known); !ok {
 			for i, port := range ports {
-				if port == 0 && want[i].spine.IsValid() {
+				if port == 0 && sure && want[i].spine.IsValid() {
 					p.c.say(&planpb.Signal{Conn: p.id, Lane: uint32(i), Nowhere: true, Spine: want[i].spine.String(), Leaf: want[i].leaf.String()})
 				}
 			}
@@ -201,13 +202,14 @@ const (
 	mostTraced = 4096
 )
 
-// learn finds out where source ports lead: so many of them that a path without any is no accident.
-func (p *path) learn(want []hops, busy map[uint16]bool) (map[uint16]hops, error) {
-	known := map[uint16]hops{}
+// learn finds out where source ports lead, and whether so many were found that a path without any is
+// no accident.
+func (p *path) learn(want []hops, busy map[uint16]bool) (known map[uint16]hops, sure bool, err error) {
+	known = map[uint16]hops{}
 	for traced := 0; ; {
 		more, err := p.c.trace(p.conn, p.c.ports(p.c.o.Ports, p.conn.RoCE))
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		maps.Copy(known, more)
 		traced += p.c.o.Ports
@@ -215,8 +217,9 @@ func (p *path) learn(want []hops, busy map[uint16]bool) (map[uint16]hops, error)
 		for _, h := range known {
 			paths[h] = true
 		}
-		if _, ok := pick(want, busy, known); ok || len(known) >= enough*(len(paths)+1) || len(more) == 0 || traced+p.c.o.Ports > mostTraced {
-			return known, nil
+		sure = len(known) >= enough*(len(paths)+1)
+		if _, ok := pick(want, busy, known); ok || sure || len(more) == 0 || traced+p.c.o.Ports > mostTraced {
+			return known, sure, nil
 		}
 	}
 }
