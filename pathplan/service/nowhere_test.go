@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -141,5 +142,25 @@ func TestNowhereOnlyOnes(t *testing.T) {
 	}
 	if p := says(st, was); p == was || p.Up.To == was.Up.To {
 		t.Errorf("still on %s", p)
+	}
+}
+
+// TestPortsRest: a port rests from when its connection ends, however long that has lasted.
+func TestPortsRest(t *testing.T) {
+	p := &path{c: &Client{used: map[uint16]string{}}, spent: map[uint16]time.Time{}, want: make([]hops, 2), ready: [][]uint16{{1, 2}, {3, 4}}}
+	if got := p.Ports(t.Context(), 2); !slices.Equal(got, []uint16{1, 2}) {
+		t.Fatalf("ports %v", got)
+	}
+	for port := range p.spent {
+		p.spent[port] = time.Now().Add(-2 * restFor)
+	}
+	if got := p.Ports(t.Context(), 2); !slices.Equal(got, []uint16{3, 4}) {
+		t.Fatalf("ports %v", got)
+	}
+	busy := p.busy()
+	for port := range uint16(4) {
+		if !busy[port+1] {
+			t.Errorf("port %d may be given again", port+1)
+		}
 	}
 }

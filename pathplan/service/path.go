@@ -71,12 +71,13 @@ func (p *path) Ports(ctx context.Context, lanes int) []uint16 {
 		}
 		ready, changed := p.ready, p.changed
 		if len(ready) > 0 && len(ready[0]) >= lanes {
-			p.given, p.ready, p.on, p.moved = ready[0], ready[1:], p.next, time.Now()
-			for _, port := range p.given {
-				if !p.conn.RoCE { // a queue pair leaves its port at once
+			p.moved = time.Now()
+			if !p.conn.RoCE { // a queue pair leaves its port at once
+				for _, port := range slices.Concat(p.given, ready[0]) { // connections that end rest from now on
 					p.spent[port] = p.moved
 				}
 			}
+			p.given, p.ready, p.on = ready[0], ready[1:], p.next
 			p.mu.Unlock()
 			return ready[0]
 		}

@@ -380,3 +380,44 @@ func TestMoveFails(t *testing.T) {
 		return nil
 	})
 }
+
+// TestGreetedAgain: an attempt that was not taken leaves its source port to the next one.
+func TestGreetedAgain(t *testing.T) {
+	goroutines(t, apart, 2, nil, func(m *Mesh, rank, size int) error {
+		if rank == 1 {
+			return exchange(m, rank, size, 5, 50, 100_000)
+		}
+		addr := m.infos[1].Addr
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		defer ln.Close()
+		from := make(chan int, 2)
+		go func() { // answers with what is no reply, and awaits that this end closes
+			for {
+				conn, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				from <- conn.RemoteAddr().(*net.TCPAddr).Port
+				_, _ = io.ReadFull(conn, make([]byte, dataHello))
+				_, _ = conn.Write(make([]byte, dataReply))
+				_, _ = io.Copy(io.Discard, conn)
+				conn.Close()
+			}
+		}()
+		m.infos[1].Addr = ln.Addr().String()
+		port := freePort(t)
+		for try := range 2 {
+			if _, status, _, err := m.net.greet(m.net.m.ctx, dataGreeting{src: 0, dst: 1, total: 2, attempt: newNonce(), number: 1}, port); err == nil && status == replyOK {
+				t.Error("a greeting was taken")
+			}
+			if got := <-from; got != int(port) {
+				t.Errorf("attempt %d is from port %d, want %d", try+1, got, port)
+			}
+		}
+		m.infos[1].Addr = addr
+		return exchange(m, rank, size, 5, 50, 100_000)
+	})
+}

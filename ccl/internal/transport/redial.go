@@ -263,6 +263,12 @@ func (n *network) greet(ctx context.Context, g dataGreeting, port uint16) (fd in
 		return 0, 0, 0, ErrClosed
 	}
 	defer n.release(conn)
+	defer func() {
+		if err != nil || status != replyOK {
+			// The next attempt may be from the same port, which TIME_WAIT would keep from it.
+			_ = conn.(*net.TCPConn).SetLinger(0)
+		}
+	}()
 	t := n.peer(g.dst).connecting()
 	t.wait(1)
 	defer t.wait(-1)
