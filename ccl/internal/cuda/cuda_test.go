@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -412,5 +413,39 @@ func BenchmarkEnqueue(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestCrowded: whoever asked last is told of each stream of a GPU beyond its hardware queues. Streams
+// that were closed, and those of other GPUs, do not count.
+func TestCrowded(t *testing.T) {
+	d, other := cudatest.Device(t, 1), cudatest.Device(t, 0)
+	t.Setenv("CUDA_DEVICE_MAX_CONNECTIONS", "2")
+	var told [][3]int
+	d.Driver().Crowded(func(int, int, int) { t.Error("who asked before was told") })
+	d.Driver().Crowded(func(gpu, streams, queues int) { told = append(told, [3]int{gpu, streams, queues}) })
+	defer d.Driver().Crowded(func(int, int, int) {})
+	stream := func(d *cuda.Device) *cuda.Stream {
+		s, err := d.NewStream(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	}
+	stream(other)
+	a := stream(d)
+	stream(d)
+	if len(told) > 0 {
+		t.Errorf("told of %v: two streams have two queues", told)
+	}
+	b := stream(d)
+	if err := errors.Join(a.Close(), a.Close(), b.Close()); err != nil {
+		t.Fatal(err)
+	}
+	stream(d)
+	stream(d)
+	if want := [][3]int{{1, 3, 2}, {1, 3, 2}}; !slices.Equal(told, want) {
+		t.Errorf("told of %v, want %v", told, want)
 	}
 }
