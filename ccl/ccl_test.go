@@ -35,6 +35,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
+	tellRanks()
 	// A recorder that nobody holds any more is unmapped by a cleanup of the runtime, maybe just now.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("runtime.runCleanups"), goleak.Cleanup(func(code int) {
 		stop()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 
@@ -61,6 +62,8 @@ func newGPU(ctx context.Context, c *Config, x *executor.Executor, mesh *transpor
 	if err != nil {
 		return nil, err
 	}
+	log, process := c.logger(), x.Process // of the communicator nothing else is kept
+	drv.Crowded(func(gpu, streams, queues int) { noteCrowded(log, process, gpu, streams, queues) })
 	// This reference keeps the context, which takes long to make, until the communicator has
 	// its own.
 	dev, err := drv.Device(c.Device.Ordinal())
@@ -196,6 +199,20 @@ func noteRefused(c *Config, x *executor.Executor, why string) {
 		c.logger().Warn("operations on GPUs go without the algorithm that was asked for: they take others",
 			"communicator", x.Name, "algorithm", c.GPU.Algo, "reason", why)
 	}
+}
+
+// noteCrowded logs once that CUDA streams of this library share hardware queues. One that waits for
+// another rank then holds up the others of its queue, among them maybe what that rank waits for.
+func noteCrowded(log *slog.Logger, p *executor.Process, gpu, streams, queues int) {
+	if !p.Once("crowded") {
+		return
+	}
+	cure := fmt.Sprintf("set CUDA_DEVICE_MAX_CONNECTIONS=%d before the process first uses CUDA", cuda.MaxConnections)
+	if queues >= cuda.MaxConnections {
+		cure = "use fewer communicators and streams on a GPU: there are no more queues"
+	}
+	log.Warn("a GPU has more CUDA streams than hardware queues: one that waits for another rank may hold up others of this process, and hang",
+		"device", GPU(gpu), "streams", streams, "queues", queues, "cure", cure)
 }
 
 // noteDirect logs once for each GPU that NICs read its memory, and once that they do not.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -160,4 +161,75 @@ func TestGPUUnlinked(t *testing.T) {
 			}
 		})
 	}
+}
+
+// gpuAloneRole is the role of a rank of TestGPUAlone.
+const gpuAloneRole = "gpu alone"
+
+// TestGPUAlone: ranks are processes that see their own GPU alone, as with Slurm's --gpus-per-task=1. They
+// reach each other's memory, and take a chain where NVML says that NVLink joins their GPUs.
+func TestGPUAlone(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	if n = min(n, gpus, 3); n < 2 {
+		t.Skip("there is one GPU")
+	}
+	id := freeID(t)
+	var ps []*rankProcess
+	for r := range n {
+		sees := fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d", r)
+		if faked {
+			sees = fmt.Sprintf("%s=%s,gpus=1,first=%d", cudatest.Env, os.Getenv(cudatest.Env), r)
+		}
+		ps = append(ps, startRank(t, id, r, n, n, gpuAloneRole, "LOCKSTEP_DEVICE=cuda:0", "LOCKSTEP_GPU_ALGO=chain", sees))
+	}
+	for r, p := range ps {
+		p.expect(t, r, "right by chain")
+		for line := range p.lines {
+			t.Errorf("rank %d also says %q", r, line)
+		}
+	}
+}
+
+func gpuAlone() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if gpus, err := ccl.Devices(); gpus != 1 || err != nil {
+		return fmt.Errorf("sees %d GPUs: %w", gpus, err)
+	}
+	cfg, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = cfg.Prepare()
+	}
+	if err != nil {
+		return err
+	}
+	defer cfg.Recorder.Close()
+	cfg.Secret = secret
+	c, err := ccl.Init(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	s := c.NewStream()
+	m, err := newMemory(ctx, c, 1<<20, false)
+	if err != nil {
+		return err
+	}
+	for i, coll := range []record.CollKind{record.Broadcast, record.Reduce} {
+		k := call{coll: coll, dt: ccl.Float32, op: ccl.Sum, count: 3001, root: i}
+		check, err := k.device(ctx, c, s, m, i)
+		if err := do(ctx, s, err); err != nil {
+			return err
+		}
+		if err := check(); err != nil {
+			return err
+		}
+		if algo, _ := c.GPUAlgo(); algo != record.AlgoChain {
+			return fmt.Errorf("%v by %v", coll, algo)
+		}
+	}
+	if err := errors.Join(m.free(ctx), c.Close()); err != nil {
+		return err
+	}
+	fmt.Println("right by chain")
+	return nil
 }

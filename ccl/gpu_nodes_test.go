@@ -265,3 +265,48 @@ func TestGPUNodesFree(t *testing.T) {
 		return errors.Join(do(ctx, s, nil), m.free(ctx))
 	})
 }
+
+// TestGPUNodesShareGPU: ranks of two nodes share a GPU, and reduce a type for the first time, in many
+// chunks. The driver loads kernels only while nothing runs on the device, so neither rank may load them
+// where anything already waits for the other.
+func TestGPUNodesShareGPU(t *testing.T) {
+	gpuRanks(t) // or skip
+	for _, coll := range []record.CollKind{record.AllReduce, record.Reduce, record.ReduceScatter} {
+		t.Run(coll.String(), func(t *testing.T) {
+			called := make(chan struct{})
+			ranks(t, 2, onGPUs(t, 1, onNodes([]int{0, 1})), func(ctx context.Context, c *ccl.Comm) error {
+				s := c.NewStream()
+				const count = 8 << 20 // 32 MiB, so eight chunks and more, of which four have a bounce buffer
+				m, err := newMemory(ctx, c, 5*4*count, false)
+				if err != nil {
+					return err
+				}
+				k := call{coll: coll, dt: ccl.Float32, op: ccl.Sum, count: count}
+				check, err := k.deviceBy(ctx, c, s, m, 0, func(launch func() error) error {
+					if c.Rank() == 0 { // a Reduce's root, which alone folds
+						select {
+						case <-called:
+						case <-time.After(patience / 8):
+							return errors.New("rank 1's call does not return before this rank calls")
+						}
+					}
+					done := make(chan error, 1)
+					go func() { done <- launch() }()
+					select {
+					case err := <-done:
+						if c.Rank() == 1 {
+							close(called)
+						}
+						return err
+					case <-time.After(patience / 4):
+						return errors.New("the call does not return")
+					}
+				})
+				if err := do(ctx, s, err); err != nil {
+					return err
+				}
+				return errors.Join(check(), m.free(ctx))
+			})
+		})
+	}
+}

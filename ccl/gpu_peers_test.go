@@ -2,6 +2,7 @@ package ccl_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -265,4 +266,49 @@ func TestGPUPeersInMatrix(t *testing.T) {
 		}
 		return m.free(ctx)
 	})
+}
+
+// TestGPUPeersShareGPU: of two ranks that share a GPU one has a recorder, so it alone stamps by peer. The
+// driver loads the kernels for that only while nothing runs on the device, where the other rank's kernel
+// may already wait for this rank.
+func TestGPUPeersShareGPU(t *testing.T) {
+	gpuRanks(t) // or skip
+	peersAreStamped(t)
+	for _, coll := range []record.CollKind{record.AllReduce, record.AllGather} {
+		t.Run(coll.String(), func(t *testing.T) {
+			called := make(chan struct{})
+			by := func(cfg *ccl.Config) {
+				if cfg.GPU.Peers = "on"; cfg.Rank == 1 {
+					cfg.Recorder = nil
+				}
+			}
+			ranks(t, 2, onGPUs(t, 1, by), func(ctx context.Context, c *ccl.Comm) error {
+				s := c.NewStream()
+				m, err := newMemory(ctx, c, 16<<20, true)
+				if err != nil {
+					return err
+				}
+				k := call{coll: coll, dt: ccl.Float32, op: ccl.Sum, count: 20_000}
+				check, err := k.deviceBy(ctx, c, s, m, 0, func(launch func() error) error {
+					if c.Rank() == 1 {
+						defer close(called)
+						return launch()
+					}
+					<-called
+					done := make(chan error, 1)
+					go func() { done <- launch() }()
+					select {
+					case err := <-done:
+						return err
+					case <-time.After(patience / 4):
+						return errors.New("the call does not return")
+					}
+				})
+				if err := do(ctx, s, err); err != nil {
+					return err
+				}
+				return errors.Join(check(), m.free(ctx))
+			})
+		})
+	}
 }

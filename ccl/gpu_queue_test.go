@@ -1,8 +1,12 @@
 package ccl_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
@@ -66,4 +70,50 @@ func (k call) again(c *ccl.Comm, s *ccl.Stream, m *memory) error {
 	sendBytes, recvBytes := ss*k.count*es, rs*k.count*es
 	second := (max(sendBytes, recvBytes) + 4096) &^ 15
 	return k.on(c, s, m.bytes(k.dt, 0, sendBytes), m.bytes(k.dt, second, recvBytes))
+}
+
+// TestGPUQueues: a process is told once that its streams are more than the GPU's hardware queues, however
+// many communicators and streams there are beyond, and not while there are as many.
+func TestGPUQueues(t *testing.T) {
+	for _, queues := range []string{"5", "32"} {
+		t.Run(queues, func(t *testing.T) {
+			_, gpus := gpuRanks(t)
+			t.Setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+			var said bytes.Buffer
+			log := slog.New(slog.NewTextHandler(&said, nil)) // one write a line, under a lock of its own
+			const warning = "more CUDA streams than hardware queues"
+			ranks(t, 1, onGPUs(t, gpus, func(cfg *ccl.Config) { cfg.Log = log }), func(ctx context.Context, c *ccl.Comm) error {
+				m, err := newMemory(ctx, c, 1<<20, false)
+				if err != nil {
+					return err
+				}
+				if strings.Contains(said.String(), warning) {
+					return fmt.Errorf("said of one communicator: %s", said.String())
+				}
+				more, err := c.Split(ctx, 0, 0, "more")
+				if err != nil {
+					return err
+				}
+				buf := m.bytes(ccl.Float32, 0, 1<<10)
+				streams := make([]*ccl.Stream, 8)
+				for i := range streams {
+					streams[i] = c.NewStream()
+					if err := do(ctx, streams[i], more.AllReduce(streams[i], buf, buf, ccl.Sum)); err != nil {
+						return err
+					}
+				}
+				return errors.Join(more.Close(), m.free(ctx))
+			})
+			want := 0
+			if queues == "5" {
+				want = 1
+			}
+			if got := strings.Count(said.String(), warning); got != want {
+				t.Errorf("said %d times, want %d:\n%s", got, want, said.String())
+			}
+			if how := "queues=5 cure=\"set CUDA_DEVICE_MAX_CONNECTIONS=32"; want == 1 && !strings.Contains(said.String(), how) {
+				t.Errorf("no %s in:\n%s", how, said.String())
+			}
+		})
+	}
 }

@@ -3,6 +3,7 @@ package ccl_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
@@ -47,6 +48,49 @@ func TestGPUStaged(t *testing.T) {
 				for i, k := range list {
 					if err := staged(ctx, c, s, m, k, i%3, captured && k.coll != record.Gather && k.coll != record.Scatter, gpus); err != nil {
 						return err
+					}
+				}
+				return m.free(ctx)
+			})
+		})
+	}
+}
+
+// TestGPUSkewed moves long shares that are no multiple of 16 bytes: from windows by copy engines, on plain
+// buffers in two pieces, and in several that overlap.
+func TestGPUSkewed(t *testing.T) {
+	_, gpus := gpuRanks(t)
+	const n, count = 3, 12<<17 + 3 // elements of eight bytes, of which checking takes long
+	gather := call{record.AllGather, ccl.Float64, ccl.Sum, count, 0, false, 1}
+	inPlace := call{record.AllGather, ccl.Float64, ccl.Sum, count, 0, true, 2}
+	all := call{record.AlltoAll, ccl.Float64, ccl.Sum, count, 0, false, 3}
+	for _, w := range []struct {
+		name    string
+		window  bool
+		staging int
+		calls   []call
+	}{
+		{"windows", true, 0, []call{gather, inPlace, all}},
+		{"two pieces", false, 0, []call{gather, inPlace, all}},
+		{"several pieces", false, 16, []call{gather, all}},
+	} {
+		t.Run(w.name, func(t *testing.T) {
+			if testing.Short() && w.staging == 0 { // under the race detector
+				t.Skip("takes long")
+			}
+			change := func(cfg *ccl.Config) { cfg.GPU.Staging = w.staging }
+			ranks(t, n, onGPUs(t, gpus, change), func(ctx context.Context, c *ccl.Comm) error {
+				m, err := newMemory(ctx, c, 2*count*8*n+1<<20, w.window)
+				if err != nil {
+					return err
+				}
+				s := c.NewStream()
+				for i, k := range w.calls {
+					if err := staged(ctx, c, s, m, k, i%2, false, gpus); err != nil {
+						return err
+					}
+					if algo, _ := c.GPUAlgo(); (algo == record.AlgoCopyEngine) != w.window {
+						return fmt.Errorf("%+v by %v", k, algo)
 					}
 				}
 				return m.free(ctx)

@@ -7,60 +7,11 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"strconv"
 	"testing"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
-	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/cudatest"
-	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels/kernelstest"
 	"github.com/lockstep-ccl/lockstep/record"
 )
-
-// The tests of this file run on the GPUs there are (several ranks share one, where
-// there are too few: LOCKSTEP_TEST_GPU_RANKS, 4 by default), or on fake ones, whose
-// kernels are the real ones on CPU threads.
-
-// faked says that the GPUs are not real.
-var faked bool
-
-// fakeGPUs puts fake GPUs in place where there is no real one.
-func fakeGPUs(dir string) (stop func(), err error) {
-	none := func() {}
-	for _, lib := range []string{"libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1"} {
-		if exec.Command("sh", "-c", "ldconfig -p | grep -q "+lib+" || test -e "+lib).Run() == nil {
-			return none, nil
-		}
-	}
-	objects, err := kernelstest.Build(dir)
-	if errors.Is(err, kernelstest.ErrUnavailable) {
-		return none, nil
-	}
-	if err != nil {
-		return none, err
-	}
-	stop, err = cudatest.Start(cudatest.Options{GPUs: 4, Major: 8, Kernels: objects})
-	if errors.Is(err, cudatest.ErrUnavailable) {
-		return none, nil
-	}
-	faked = err == nil
-	return stop, err
-}
-
-func gpuRanks(t *testing.T) (n, gpus int) {
-	t.Helper()
-	gpus, err := ccl.Devices()
-	if err != nil || gpus == 0 {
-		t.Skipf("no GPU: %v", err)
-	}
-	n = 4
-	if v := os.Getenv("LOCKSTEP_TEST_GPU_RANKS"); v != "" {
-		if n, err = strconv.Atoi(v); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return n, gpus
-}
 
 // onGPUs prepares ranks of one node, each on a GPU.
 func onGPUs(t *testing.T, gpus int, change ...func(*ccl.Config)) func(*ccl.Config) {

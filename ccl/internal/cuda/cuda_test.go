@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -108,13 +109,16 @@ func TestDevice(t *testing.T) {
 		}
 	}
 	cudatest.Unlink(0, 3)
-	for bus, want := range map[string][2]bool{"0000:01:00.0": {false, true}, "0000:02:00.0": {false, true}, "0000:03:00.0": {true, true}, "0000:09:00.0": {false, false}} {
-		linked, known, err := d.Linked(bus)
-		if ok(t, err); linked != want[0] || known != want[1] {
-			t.Errorf("%s: linked %v, known %v; want %v", bus, linked, known, want)
+	cudatest.Unlink(9, 3)
+	for bus, want := range map[string]bool{ // the last two are NVML's to know
+		"0000:01:00.0": false, "0000:02:00.0": false, "0000:03:00.0": true, "0000:09:00.0": true, "0000:0a:00.0": false,
+	} {
+		linked, err := d.Linked(bus)
+		if ok(t, err); linked != want {
+			t.Errorf("%s: linked %v, want %v", bus, linked, want)
 		}
 	}
-	if _, _, err := d.Linked(d.PCIBus); err == nil || !strings.Contains(err.Error(), "cuDeviceGetP2PAttribute(3, GPU 3) on GPU 3") {
+	if _, err := d.Linked(d.PCIBus); err == nil || !strings.Contains(err.Error(), "cuDeviceGetP2PAttribute(3, GPU 3) on GPU 3") {
 		t.Errorf("a link to itself: %v", err)
 	}
 	if _, err := d.Driver().Device(4); err == nil || !strings.Contains(err.Error(), "4 GPUs") {
@@ -412,5 +416,39 @@ func BenchmarkEnqueue(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestCrowded: whoever asked last is told of each stream of a GPU beyond its hardware queues. Streams
+// that were closed, and those of other GPUs, do not count.
+func TestCrowded(t *testing.T) {
+	d, other := cudatest.Device(t, 1), cudatest.Device(t, 0)
+	t.Setenv("CUDA_DEVICE_MAX_CONNECTIONS", "2")
+	var told [][3]int
+	d.Driver().Crowded(func(int, int, int) { t.Error("who asked before was told") })
+	d.Driver().Crowded(func(gpu, streams, queues int) { told = append(told, [3]int{gpu, streams, queues}) })
+	defer d.Driver().Crowded(func(int, int, int) {})
+	stream := func(d *cuda.Device) *cuda.Stream {
+		s, err := d.NewStream(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	}
+	stream(other)
+	a := stream(d)
+	stream(d)
+	if len(told) > 0 {
+		t.Errorf("told of %v: two streams have two queues", told)
+	}
+	b := stream(d)
+	if err := errors.Join(a.Close(), a.Close(), b.Close()); err != nil {
+		t.Fatal(err)
+	}
+	stream(d)
+	stream(d)
+	if want := [][3]int{{1, 3, 2}, {1, 3, 2}}; !slices.Equal(told, want) {
+		t.Errorf("told of %v, want %v", told, want)
 	}
 }

@@ -140,19 +140,30 @@ func (d *Device) CanAccess(bus string) (can, known bool, err error) {
 	return answer != 0, true, nil
 }
 
-// Linked tells whether NVLink joins d to the GPU at a PCI bus id, which is another one. known is
-// as CanAccess has it. The driver answers another question, whether the link carries all atomic
-// operations: NVLink does, and PCIe carries some of them at most.
-func (d *Device) Linked(bus string) (linked, known bool, err error) {
+// Linked tells whether NVLink joins d to the GPU at a PCI bus id, which is another one. The driver
+// answers another question, whether the link carries all atomic operations: NVLink does, and PCIe
+// carries some of them at most. Of a GPU that this process does not see NVML is asked.
+func (d *Device) Linked(bus string) (bool, error) {
 	dev, ordinal, err := d.find(bus)
-	if err != nil || ordinal < 0 {
-		return false, false, err
+	if err != nil {
+		return false, err
+	}
+	if ordinal < 0 {
+		n, err := openNVML()
+		var linked bool
+		if err == nil {
+			linked, err = n.linked(d.PCIBus, bus)
+		}
+		if err != nil {
+			return false, fmt.Errorf("the process of one does not see the other (CUDA_VISIBLE_DEVICES), and NVML cannot tell: %w", err)
+		}
+		return linked, nil
 	}
 	var answer int32
 	if rc := d.driver.call(cuDeviceGetP2PAttribute, uintptr(unsafe.Pointer(&answer)), attrP2PAtomics, d.device, dev); rc != 0 {
-		return false, false, d.fail(cuDeviceGetP2PAttribute, fmt.Sprintf("(%d, GPU %d)", attrP2PAtomics, ordinal), rc)
+		return false, d.fail(cuDeviceGetP2PAttribute, fmt.Sprintf("(%d, GPU %d)", attrP2PAtomics, ordinal), rc)
 	}
-	return answer != 0, true, nil
+	return answer != 0, nil
 }
 
 // find looks for the GPU at a PCI bus id among those that this process sees; ordinal is -1 where

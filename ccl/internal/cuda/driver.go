@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -21,6 +22,9 @@ type Driver struct {
 	path    string
 	version int
 	count   int
+
+	streams []atomic.Int32 // of NewStream, by GPU
+	crowd   atomic.Pointer[func(gpu, streams, queues int)]
 
 	mu         sync.Mutex
 	registered map[uintptr]*registration // host memory, by its first byte
@@ -84,7 +88,7 @@ func start(path string, lookup func(string) uintptr) (*Driver, error) {
 	if rc := d.call(cuDeviceGetCount, uintptr(unsafe.Pointer(&n))); rc != 0 {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNoDriver, path, d.fail(cuDeviceGetCount, "", rc, -1))
 	}
-	d.count = int(n)
+	d.count, d.streams = int(n), make([]atomic.Int32, n)
 	return d, nil
 }
 
@@ -101,7 +105,8 @@ func (d *Driver) Count() int { return d.count }
 
 const (
 	connectionsEnv = "CUDA_DEVICE_MAX_CONNECTIONS"
-	maxConnections = 32 // the driver's limit
+	// MaxConnections is the driver's limit.
+	MaxConnections = 32
 )
 
 // LeastConnections is how many hardware queues copy engines want: four for streams that wait for
@@ -113,11 +118,25 @@ const (
 )
 
 // Connections is how many hardware queues the streams of a device share: what
-// CUDA_DEVICE_MAX_CONNECTIONS says, which Open sets to askedConnections where nobody else has. A stream that waits holds up the others of its queue.
+// CUDA_DEVICE_MAX_CONNECTIONS says, which Open sets to askedConnections where nobody else has. A stream
+// that waits holds up the others of its queue.
 func Connections() int {
 	n, err := strconv.Atoi(os.Getenv(connectionsEnv))
 	if err != nil {
 		return 8 // the driver's default
 	}
-	return min(max(n, 1), maxConnections)
+	return min(max(n, 1), MaxConnections)
+}
+
+// Crowded has note called, in the place of who called it before, for each stream of NewStream that is
+// made where a GPU has as many as hardware queues already, so that some share one. note gets the GPU's
+// ordinal and how many there are of both. It may run under locks, so it calls nothing of this package.
+func (d *Driver) Crowded(note func(gpu, streams, queues int)) { d.crowd.Store(&note) }
+
+// opened counts a stream of a GPU.
+func (d *Driver) opened(gpu int) {
+	streams, queues := int(d.streams[gpu].Add(1)), Connections()
+	if note := d.crowd.Load(); note != nil && streams > queues {
+		(*note)(gpu, streams, queues)
+	}
 }

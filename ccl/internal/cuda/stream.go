@@ -24,6 +24,7 @@ func (d *Device) NewStream(priority int) (*Stream, error) {
 	if rc := d.call(cuStreamCreateWithPriority, uintptr(unsafe.Pointer(&s.h)), nonBlocking, uintptr(priority)); rc != 0 {
 		return nil, d.fail(cuStreamCreateWithPriority, "", rc)
 	}
+	d.driver.opened(d.Ordinal)
 	return s, nil
 }
 
@@ -44,6 +45,7 @@ func (s *Stream) Close() error {
 		return nil
 	}
 	s.owned = false
+	s.dev.driver.streams[s.dev.Ordinal].Add(-1)
 	if rc := s.dev.call(cuStreamDestroy, s.h); rc != 0 {
 		return s.dev.fail(cuStreamDestroy, "", rc)
 	}

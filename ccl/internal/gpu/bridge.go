@@ -30,6 +30,13 @@ func (c *Comm) End(s Stream) error {
 	return c.leave(s, false)
 }
 
+// Load makes the kernels of a type ready, for Fold and Run. It comes before anything of the operation
+// is on a stream: see reducers.
+func (c *Comm) Load(dt record.DType) error {
+	_, err := c.dev.reducers(dt)
+	return err
+}
+
 // Fold puts on s the reduction of count elements of each of srcs, at most MaxRanks, in their
 // order, into dst, which may be one of them. divisor is what Avg divides by. No peer takes
 // part.

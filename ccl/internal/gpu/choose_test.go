@@ -172,6 +172,46 @@ func TestChooseRing(t *testing.T) {
 	}
 }
 
+// TestChooseSkewed: long shares that are no multiple of 16 bytes go by copy engines, or in pieces that are
+// one but for the last. Where neither can be, and of shorter shares, loads and stores go.
+func TestChooseSkewed(t *testing.T) {
+	const mb, sym, ce, bulk = 1 << 20, record.AlgoSym, record.AlgoCopyEngine, record.AlgoBulk
+	for _, w := range []struct {
+		coll        record.CollKind
+		size, major int
+		bytes       uint64
+		// of windows, of windows in a capture, of plain buffers
+		windows, captured, plain record.Algo
+	}{
+		{record.AllGather, 3, 9, 21*mb + 4, ce, sym, bulk},
+		{record.AlltoAll, 3, 9, 21*mb + 4, ce, sym, bulk},
+		{record.AlltoAll, 2, 9, 64*mb + 1, ce, sym, bulk},
+		{record.AlltoAll, 3, 8, 21*mb + 4, ce, sym, sym},
+		{record.AllGather, 3, 9, 12*mb - 4, sym, sym, sym},
+		{record.AllGather, 3, 9, 12*mb + 16, bulk, bulk, record.AlgoRing},
+		{record.ReduceScatter, 3, 9, 21*mb + 4, bulk, bulk, bulk},
+	} {
+		c := chooser(w.size, w.major)
+		for _, k := range []struct {
+			call
+			want record.Algo
+		}{
+			{call{coll: w.coll, bytes: w.bytes, direct: true}, w.windows},
+			{call{coll: w.coll, bytes: w.bytes, direct: true, fixed: true}, w.captured},
+			{call{coll: w.coll, bytes: w.bytes, plain: true}, w.plain},
+		} {
+			if got := c.choose(k.call); got.algo != k.want {
+				t.Errorf("%+v, %d ranks, %d.0: %v, want %v", k.call, w.size, w.major, got.algo, k.want)
+			}
+		}
+	}
+	c := chooser(3, 9)
+	c.cfg.Force = record.AlgoBulk
+	if got := c.choose(call{coll: record.AllGather, bytes: 21*mb + 4, direct: true}); got.algo != bulk {
+		t.Errorf("where bulk is forced: %v", got.algo)
+	}
+}
+
 // TestChooseChain: chains take what NVLink joins, and no sums in a wider type unless they are
 // forced to. Where a chain cannot go, forced or not, another algorithm does.
 func TestChooseChain(t *testing.T) {

@@ -143,10 +143,10 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.dev, err = open(cfg.Device); err != nil {
 		return nil, err
 	}
-	if err = c.agree(ctx); err != nil {
+	if c.move, err = c.dev.movers(); err != nil {
 		return nil, err
 	}
-	if c.move, err = c.dev.movers(); err != nil {
+	if err = c.agree(ctx); err != nil {
 		return nil, err
 	}
 	c.group, err = symm.Join(ctx, symm.Config{
@@ -206,6 +206,7 @@ type setup struct {
 	Table           string // its id
 	Copies          bool
 	Major           int
+	Peers           uint64 // peers.loads
 	GPU, Bus        string
 }
 
@@ -228,7 +229,12 @@ func (s *setup) String() string {
 // find, all take the least.
 func (c *Comm) agree(ctx context.Context) error {
 	cfg := &c.cfg
-	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, c.table.id, cuda.Connections() >= cuda.LeastConnections, c.dev.Major, gpuName(c.dev.Device), c.dev.PCIBus}
+	c.byPeer.choose(c)
+	mine := setup{
+		Force: cfg.Force, Blocks: cfg.Blocks, Threads: cfg.Threads, Stage: cfg.Stage, Table: c.table.id,
+		Copies: cuda.Connections() >= cuda.LeastConnections, Major: c.dev.Major, Peers: c.byPeer.loads,
+		GPU: gpuName(c.dev.Device), Bus: c.dev.PCIBus,
+	}
 	blob, err := json.Marshal(mine)
 	if err != nil {
 		return err
@@ -245,11 +251,12 @@ func (c *Comm) agree(ctx context.Context) error {
 			return fmt.Errorf("setup of GPU rank %d: %w", r, err)
 		}
 		c.copies, c.major = c.copies && s.Copies, min(c.major, s.Major)
+		c.byPeer.loads = min(c.byPeer.loads, s.Peers)
 		if r < MaxRanks {
 			c.names[r] = s.GPU
 		}
 		buses[r] = s.Bus
-		if s.Copies, s.Major, s.GPU, s.Bus = mine.Copies, mine.Major, mine.GPU, mine.Bus; s != mine {
+		if s.Copies, s.Major, s.Peers, s.GPU, s.Bus = mine.Copies, mine.Major, mine.Peers, mine.GPU, mine.Bus; s != mine {
 			return &SetupError{r, mine.String(), s.String()}
 		}
 	}

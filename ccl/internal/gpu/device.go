@@ -115,8 +115,9 @@ func (d *device) movers() (funcs, error) {
 }
 
 // reducers are the kernels of a type, loaded when a type is first used. The driver may wait for
-// the device to be idle meanwhile. That is safe: what runs there waits only for operations that
-// every rank called before this one.
+// the device to be idle meanwhile. That is safe before anything of the operation waits for peers, if
+// ranks that share the device load alike: what runs there then waits only for operations that every
+// rank called before this one.
 func (d *device) reducers(dt record.DType) (funcs, error) {
 	if int(dt) >= len(d.reduce) {
 		return nil, fmt.Errorf("no kernels for type %v", dt)

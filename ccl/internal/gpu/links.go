@@ -38,11 +38,9 @@ func (c *Comm) lacksLink(buses []string) string {
 		if bus == c.dev.PCIBus {
 			return pair + " are one"
 		}
-		switch linked, known, err := c.dev.Linked(bus); {
+		switch linked, err := c.dev.Linked(bus); {
 		case err != nil:
-			return fmt.Sprintf("whether NVLink joins %s: %v", pair, err)
-		case !known:
-			return fmt.Sprintf("whether NVLink joins %s is not known, since the process of one does not see the other (CUDA_VISIBLE_DEVICES)", pair)
+			return fmt.Sprintf("whether NVLink joins %s is not known: %v", pair, err)
 		case !linked:
 			return "NVLink does not join " + pair
 		}

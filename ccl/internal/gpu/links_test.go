@@ -84,16 +84,39 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestLinksUnseen: of a GPU that the process does not see nobody knows.
+// TestLinksUnseen: of a GPU that the process does not see NVML tells. What NVML does not know nobody does.
 func TestLinksUnseen(t *testing.T) {
+	const bus = "0000:0a:00.0" // GPU 9
 	cudatest.Device(t, 0)
 	dev, err := open(0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer dev.release()
-	c := &Comm{size: 2, dev: dev}
-	if why := c.lacksLink([]string{dev.PCIBus, "0000:aa:00.0"}); !strings.Contains(why, "is not known") || !strings.Contains(why, "CUDA_VISIBLE_DEVICES") {
-		t.Errorf("%q", why)
+	for name, w := range map[string]struct {
+		bus  string
+		with func()
+		want []string // in the reason
+	}{
+		"joined":       {bus, func() {}, nil},
+		"by PCIe":      {bus, func() { cudatest.Unlink(9, 0) }, []string{"NVLink does not join GPU 0000:01:00.0 of rank 0 and GPU 0000:0a:00.0 of rank 1"}},
+		"another pair": {bus, func() { cudatest.Unlink(9, 8) }, nil},
+		"unseen":       {"0000:aa:00.0", func() {}, []string{"is not known", "CUDA_VISIBLE_DEVICES", "nvmlDeviceGetHandleByPciBusId(0000:aa:00.0): error 6"}},
+		"no answer":    {bus, func() { cudatest.Fail("nvmlDeviceGetP2PStatus", 999, 1) }, []string{"is not known", "nvmlDeviceGetP2PStatus(0000:01:00.0, 0000:0a:00.0, 2): error 999"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer cudatest.Heal()
+			w.with()
+			c := &Comm{size: 2, dev: dev}
+			why := c.lacksLink([]string{dev.PCIBus, w.bus})
+			if (why == "") != (w.want == nil) {
+				t.Errorf("%q, want %q", why, w.want)
+			}
+			for _, text := range w.want {
+				if !strings.Contains(why, text) {
+					t.Errorf("%q, want %q", why, text)
+				}
+			}
+		})
 	}
 }

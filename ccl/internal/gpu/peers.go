@@ -33,16 +33,34 @@ func ParsePeers(s string) (Peers, error) {
 	return "", fmt.Errorf("%q says of no operations that they are stamped by peer, want off, slow or on", s)
 }
 
+// from is from how many bytes on operations are stamped by peer.
+func (p Peers) from() uint64 {
+	switch p {
+	case PeersOn:
+		return 0
+	case PeersSlow:
+		return slowBytes
+	}
+	return never
+}
+
 // peers stamps by peer. It belongs to the communicator's launches, which have its lock.
 type peers struct {
 	mode Peers
 	rows uint32 // Args.Peers; 0: the recorder has none
+	// loads is from how many bytes on any rank of the communicator stamps operations by peer. All load
+	// the kernels for it, so that no rank loads them where another one on its GPU already waits for it.
+	loads uint64
 }
 
-func (p *peers) init(c *Comm) {
-	p.mode = PeersOff
+// choose finds out of which operations this rank stamps its peers.
+func (p *peers) choose(c *Comm) {
+	p.mode, p.loads = PeersOff, never
+	if c.cfg.Recording == nil || c.cfg.HostTells || c.size < 2 {
+		return
+	}
 	off, ok := c.cfg.Live.PeerRange()
-	if c.stamps.rec == nil || !ok || c.size < 2 {
+	if !ok {
 		return
 	}
 	if p.mode = c.cfg.Peers; p.mode == PeersDefault {
@@ -50,11 +68,17 @@ func (p *peers) init(c *Comm) {
 			p.mode = PeersSlow
 		}
 	}
+	if p.loads = p.mode.from(); p.mode != PeersOff {
+		slots, _ := c.cfg.Live.StampRange()
+		p.rows = uint32((off - slots) / 16)
+	}
+}
+
+// init tells the recorder of the peers.
+func (p *peers) init(c *Comm) {
 	if p.mode == PeersOff {
 		return
 	}
-	slots, _ := c.cfg.Live.StampRange()
-	p.rows = uint32((off - slots) / 16)
 	for r := range c.size {
 		if r != c.rank {
 			c.stamps.rec.writer.AddConn(record.ConnEntry{
@@ -64,16 +88,8 @@ func (p *peers) init(c *Comm) {
 	}
 }
 
-// wants reports whether an operation's kernel, launched with these flags, stamps by peer.
-func (p *peers) wants(op *Op, flags uint32) bool {
-	if p.rows == 0 || flags&kernels.First == 0 {
-		return false
-	}
-	return p.mode == PeersOn || op.Bytes >= slowBytes
-}
-
 // byPeer returns the kernels of a module that stamp by peer, nil where there are none. They
-// are loaded when the first one is wanted.
+// are loaded when the first one is wanted, which is safe as it is for reducers.
 func (d *device) byPeer(module string) (funcs, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -97,7 +113,7 @@ func (d *device) byPeer(module string) (funcs, error) {
 // stampedByPeer is the kernel of the given name that stamps by peer, if the launch is to, else f.
 func (c *Comm) stampedByPeer(f kernel, name string, op *Op, a *kernels.Args) (kernel, error) {
 	a.Peers = 0
-	if !c.byPeer.wants(op, a.Flags) {
+	if a.Flags&kernels.First == 0 || op.Bytes < c.byPeer.loads {
 		return f, nil
 	}
 	module := "move"
@@ -108,7 +124,7 @@ func (c *Comm) stampedByPeer(f kernel, name string, op *Op, a *kernels.Args) (ke
 	if err != nil {
 		return f, err
 	}
-	if by, ok := fs[name]; ok {
+	if by, ok := fs[name]; ok && op.Bytes >= c.byPeer.mode.from() {
 		a.Peers = c.byPeer.rows
 		return by, nil
 	}

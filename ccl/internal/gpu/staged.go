@@ -119,10 +119,21 @@ type staging struct {
 	shares, in, out int
 	distance        uint64
 	apart           bool // what comes out lies behind what goes in
+	even            bool // all pieces but the last one have a multiple of 256 elements
 	slots           int
 	slot            uint64 // bytes
 	most, least     uint64 // elements of a share that a piece has
 	piped           bool
+}
+
+// next is how many of the elements that are left the next piece has. Where even is set, shares lie side
+// by side in staging memory, and those of a piece begin aligned.
+func (g *staging) next(turn int, left uint64) uint64 {
+	n := piece(turn, left, g.least, g.most)
+	if g.even && n >= 256 {
+		n &^= 255
+	}
+	return n
 }
 
 // stagingOf says how. Of an AlltoAll in several pieces even what a rank reads by itself is
@@ -137,9 +148,11 @@ func (c *Comm) stagingOf(op *Op) staging {
 	whole := uint64(g.shares) * op.Count * size
 	g.piped = c.piped(whole)
 	alone := g.in == 0 && t.Send == record.ShareAll
-	if alone && (g.piped || op.Count > c.stage.Size/uint64(g.shares)/size&^255) {
+	skewed := c.skewed(op.Coll, op.Count*size)
+	if alone && (g.piped || skewed || op.Count > c.stage.Size/uint64(g.shares)/size&^255) {
 		g.in, g.apart = g.shares, true
 	}
+	g.even = skewed || g.in > 1
 	switch {
 	case !g.piped:
 		g.slots = 1
@@ -198,10 +211,7 @@ func (c *Comm) pieces(caller *cuda.Stream, op *Op, g *staging, launch func(s *cu
 		}
 	}
 	for turn, done, n := 0, uint64(0), uint64(0); done < op.Count || turn == 0; turn, done = turn+1, done+n {
-		n = piece(turn, op.Count-done, g.least, g.most)
-		if g.in > 1 && n >= 256 {
-			n &^= 255 // shares lie side by side in staging memory
-		}
+		n = g.next(turn, op.Count-done)
 		k := turn % g.slots
 		from := uint64(k) * g.slot
 		again := g.piped && turn >= g.slots // the slot was in use before

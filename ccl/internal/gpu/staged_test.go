@@ -31,7 +31,10 @@ func TestPieces(t *testing.T) {
 		}
 		pieces := uint64(0)
 		for turn, done := 0, uint64(0); done < op.Count; turn++ {
-			n := piece(turn, op.Count-done, g.least, g.most)
+			n := g.next(turn, op.Count-done)
+			if skewed := n*size%16 != 0 && n < op.Count-done || n > 256 && c.skewed(op.Coll, op.Count*size) && n*size%16 != 0; skewed {
+				rt.Fatalf("piece %d after %d of %d is skewed: %d; %+v", turn, done, op.Count, n, g)
+			}
 			if n == 0 || n > op.Count-done || done%256 != 0 || uint64(g.shares)*n*size > room {
 				rt.Fatalf("piece %d after %d of %d: %d; %+v", turn, done, op.Count, n, g)
 			}

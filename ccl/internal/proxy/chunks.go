@@ -34,6 +34,24 @@ type plan struct {
 // peers have it would cost more than the copy to pinned memory.
 func (p *plan) onGPU(k *chunk) bool { return p.direct && k.bytes() >= rdma.KeptFrom }
 
+// prepare makes everything ready that an operation needs before any of it is on the stream.
+func (m *pipeline) prepare(x *Op) (err error) {
+	n := m.n
+	// Every rank loads the kernels, also one that will launch none of them: a rank on the same GPU would
+	// load them behind the waits of this one's stream, which are for that rank.
+	if m.o.Coll.Reduces() && (n.local > 1 || m.folds()) {
+		if err := n.gpu.Load(m.o.DType); err != nil {
+			return err
+		}
+	}
+	x.gate, x.returns = x.chunkGate, x.returned
+	if n.zeroCopy(m.chunks) {
+		x.peers = m.via.peers
+	}
+	x.plan, err = n.schedule(m.o, m.via, m.chunks)
+	return err
+}
+
 // launch puts the stream's part of an operation on the stream.
 func (n *Proxy) launch(s gpu.Stream, x *Op, chunks []chunk) error {
 	count := x.reached

@@ -31,15 +31,7 @@ func (n *Proxy) Run(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*Op) er
 	}
 	m := pipeline{n: n, o: o, send: send, recv: recv, size: o.DType.Size()}
 	split(&m)
-	prepare := func(x *Op) (err error) {
-		x.gate, x.returns = x.chunkGate, x.returned
-		if n.zeroCopy(m.chunks) {
-			x.peers = m.via.peers
-		}
-		x.plan, err = n.schedule(o, m.via, m.chunks)
-		return err
-	}
-	return n.start(s, o, put, len(m.chunks), m.opening(), prepare, func(x *Op) error { return n.launch(s, x, m.chunks) })
+	return n.start(s, o, put, len(m.chunks), m.opening(), m.prepare, func(x *Op) error { return n.launch(s, x, m.chunks) })
 }
 
 // pipeline cuts one collective into chunks.

@@ -65,7 +65,7 @@ var variables = []struct {
 		{"LOCKSTEP_MASTER", "address", "agent, remediator", "Where masters listen."},
 	}},
 	{"Libraries and tools, tests and demos", []variable{
-		{"LOCKSTEP_CUDA_LIBRARY", "file, libcuda.so.1", "ccl/internal/cuda", "The CUDA driver's library; tests put a model of it there."},
+		{"LOCKSTEP_CUDA_LIBRARY", "file, libcuda.so.1", "ccl/internal/cuda", "The CUDA driver's library, beside which NVML is then looked for; tests put a model of both there."},
 		{"LOCKSTEP_LIBIBVERBS", "file, libibverbs.so.1", "ccl/internal/verbs", "The verbs library; tests put a model of it there."},
 		{"LOCKSTEP_FAKE_CUDA", "options", "ccl/internal/cuda/cudatest", "What the model of the CUDA driver has."},
 		{"LOCKSTEP_FAULT_DIR", "directory", "demo", "Where ranks of `lockstep train` listen for faults to inject."},

@@ -1,4 +1,4 @@
-// Package cudatest puts a fake libcuda behind package cuda, for tests on
+// Package cudatest puts a fake libcuda, and NVML, behind package cuda, for tests on
 // machines without a GPU. The fake (libcuda/fake.c, compiled by gcc when a
 // test binary starts) is a model in host memory: addresses are addresses,
 // shareable handles are memfds that other processes can really import, a stream
@@ -25,7 +25,8 @@ import (
 //go:embed libcuda
 var source embed.FS
 
-// Env configures the fake in this process and in children: "gpus=4,fail=CALL:CODE:NTH,hang=CALL:MS:NTH".
+// Env configures the fake in this process and in children: "gpus=4,fail=CALL:CODE:NTH,hang=CALL:MS:NTH". With
+// "first=2" the driver sees GPUs from the third on, as CUDA_VISIBLE_DEVICES has it; NVML sees all 16.
 const Env = "LOCKSTEP_FAKE_CUDA"
 
 // Options say what the fake has.
@@ -71,6 +72,9 @@ func Start(o Options) (stop func(), err error) {
 	args := append([]string{"-O1", "-g", "-shared", "-fPIC", "-pthread", "-I", src, "-o", lib, filepath.Join(src, "fake.c")}, o.Kernels...)
 	if out, err := exec.Command(gcc, append(args, "-ldl")...).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("compile the fake libcuda: %w\n%s", err, out)
+	}
+	if err := os.Symlink(filepath.Base(lib), filepath.Join(dir, "libnvidia-ml.so.1")); err != nil {
+		return nil, err
 	}
 	gpus, version := o.GPUs, o.Version
 	if gpus == 0 {
@@ -127,7 +131,8 @@ func Hang(call string, ms, nth int) { fault(call, 0, nth, ms) }
 // machines are. It does not undo what is mapped.
 func Separate(a, b int) { separate(a, b) }
 
-// Unlink makes two GPUs reach each other by PCIe, where NVLink joined them.
+// Unlink makes two GPUs reach each other by PCIe, where NVLink joined them. GPUs that only NVML
+// sees have numbers too.
 func Unlink(a, b int) { unlink(a, b) }
 
 // SlowLink makes reads of rank to's memory by rank from, where kernels time them, take longer by

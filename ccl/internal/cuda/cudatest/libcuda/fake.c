@@ -87,13 +87,14 @@ static int faulty(const char *call) {
 struct queue;
 typedef struct ctx { int dev, users; struct queue *legacy; } ctx;
 static ctx contexts[MAX_GPUS];
-static int gpus, version = 12020;
+static int gpus, version = 12020; // GPUs that the driver sees
+static int first; // of them all
 static __thread ctx *current;
 
 #define CONTEXT do { FAULT; if (!current) return INVALID_CONTEXT; if (current->users < 1) return 709; } while (0)
 
 static int major = 9;
-static void from_env(void) { // "gpus=4,version=12020,fail=CALL:CODE:NTH,hang=CALL:MS:NTH"
+static void from_env(void) { // "gpus=4,first=0,version=12020,fail=CALL:CODE:NTH,hang=CALL:MS:NTH"
 	gpus = 2;
 	const char *e = getenv("LOCKSTEP_FAKE_CUDA");
 	char *s = strdup(e ? e : ""), *save = 0;
@@ -101,12 +102,14 @@ static void from_env(void) { // "gpus=4,version=12020,fail=CALL:CODE:NTH,hang=CA
 		char call[64];
 		int a = 0, b = 0;
 		if (sscanf(t, "gpus=%d", &a) == 1) gpus = a > MAX_GPUS ? MAX_GPUS : a;
+		else if (sscanf(t, "first=%d", &a) == 1) first = a < 0 || a >= MAX_GPUS ? 0 : a;
 		else if (sscanf(t, "version=%d", &a) == 1) version = a;
 		else if (sscanf(t, "major=%d", &a) == 1) major = a;
 		else if (sscanf(t, "fail=%63[^:]:%d:%d", call, &a, &b) >= 2) fake_fault(call, a, b, 0);
 		else if (sscanf(t, "hang=%63[^:]:%d:%d", call, &a, &b) >= 2) fake_fault(call, 0, b, a);
 	}
 	free(s);
+	if (gpus > MAX_GPUS - first) gpus = MAX_GPUS - first;
 }
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void setup(void) { pthread_once(&once, from_env); }
@@ -114,7 +117,7 @@ static void setup(void) { pthread_once(&once, from_env); }
 API CUresult cuDriverGetVersion(int *v) { setup(); FAULT; *v = version; return 0; }
 API CUresult cuInit(unsigned flags) { setup(); FAULT; return flags ? INVALID_VALUE : gpus ? 0 : 100; }
 API CUresult cuDeviceGetCount(int *n) { FAULT; *n = gpus; return 0; }
-API CUresult cuDeviceGet(int *d, int i) { FAULT; if (i < 0 || i >= gpus) return INVALID_DEVICE; *d = i; return 0; }
+API CUresult cuDeviceGet(int *d, int i) { FAULT; if (i < 0 || i >= gpus) return INVALID_DEVICE; *d = first + i; return 0; }
 API CUresult cuDeviceGetName(char *s, int n, int d) { FAULT; snprintf(s, n, "Fake GPU %d", d); return 0; }
 API CUresult cuDeviceGetUuid_v2(unsigned char *u, int d) { FAULT; memset(u, 0xfa, 16); u[15] = d; return 0; }
 API CUresult cuDeviceGetPCIBusId(char *s, int n, int d) { FAULT; snprintf(s, n, "0000:%02x:00.0", d + 1); return 0; }
@@ -134,7 +137,7 @@ API CUresult cuDeviceGetAttribute(int *v, int a, int d) {
 API CUresult cuDeviceCanAccessPeer(int *v, int a, int b) { FAULT; *v = a != b && !(apart[a] >> b & 1); return 0; }
 API CUresult cuDeviceGetP2PAttribute(int *v, int attribute, int a, int b) {
 	FAULT;
-	if (a < 0 || b < 0 || a >= gpus || b >= gpus || a == b) return INVALID_DEVICE;
+	if (a < first || b < first || a >= first + gpus || b >= first + gpus || a == b) return INVALID_DEVICE;
 	if (attribute != 3) return INVALID_VALUE;
 	*v = !((apart[a] | unlinked[a]) >> b & 1);
 	return 0;
@@ -147,6 +150,8 @@ API CUresult cuThreadExchangeStreamCaptureMode(int *m) {
 	return 0;
 }
 API CUresult cuCtxSetCurrent(ctx *c) { FAULT; current = c; return 0; }
+
+#include "nvml.h"
 
 #define E(c, n, s) case c: name = n, text = s; break
 static CUresult words(int c, const char **n, const char **t) {

@@ -131,7 +131,7 @@ typedef struct memory { int fd, dev, users; size_t n; int rdma; } memory;
 struct mapping { ptr at; memory *m; struct mapping *next; };
 static struct mapping *mappings;
 
-static int valid(const struct prop *p) { return p->type == 1 && p->handles == 1 && p->kind == 1 && p->id >= 0 && p->id < gpus && !p->win32; }
+static int valid(const struct prop *p) { return p->type == 1 && p->handles == 1 && p->kind == 1 && p->id >= first && p->id < first + gpus && !p->win32; }
 static void drop(memory *m) { if (--m->users == 0) close(m->fd), free(m); }
 
 API CUresult cuMemGetAllocationGranularity(size_t *n, const struct prop *p, int option) {
@@ -243,7 +243,7 @@ API CUresult cuMemSetAccess(ptr p, size_t n, const struct access *d, size_t coun
 	CUresult rc = INVALID_VALUE;
 	pthread_mutex_lock(&mu);
 	struct range *r = find(p, 0);
-	if (r && r->kind == MAPPED && r->at == p && r->n == n && count == 1 && d->kind == 1 && d->flags == 3 && d->id >= 0 && d->id < gpus) {
+	if (r && r->kind == MAPPED && r->at == p && r->n == n && count == 1 && d->kind == 1 && d->flags == 3 && d->id >= first && d->id < first + gpus) {
 		rc = apart[d->id] >> r->dev & 1 ? PEER_UNSUPPORTED : 0;
 		if (!rc) mprotect((void *)p, n, PROT_READ | PROT_WRITE), r->access |= 1u << d->id;
 	}
