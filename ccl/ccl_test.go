@@ -76,6 +76,7 @@ func ranks(t tb, n int, prepare func(cfg *ccl.Config), body func(ctx context.Con
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	ctx = context.WithValue(ctx, meetingKey{}, &meeting{of: n, all: make(chan struct{})})
 	id := freeID(t)
 	errs := make([]error, n)
 	var wg sync.WaitGroup

@@ -115,7 +115,7 @@ func runPrograms(t tb, list []*program, n, gpus int, window, captured bool, stre
 			call := func() error { return p.call(c, m, on...) }
 			var g *ccl.Graph
 			if captured {
-				if g, err = on[0].Capture(ccl.GPU(c.Rank()%gpus), func() error { return p.call(c, m, on[0]) }); err != nil {
+				if g, err = capture(ctx, c, on[0], gpus, func() error { return p.call(c, m, on[0]) }); err != nil {
 					return fmt.Errorf("%s: %w", p.name, err)
 				}
 				call = func() error { return g.Launch(on[0]) }

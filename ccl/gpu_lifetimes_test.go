@@ -144,7 +144,7 @@ func TestGPUCloseWaitsForGraph(t *testing.T) {
 				if foreign {
 					on = ccl.StreamOf(on.CUDA(), ccl.GPU(c.Rank()%gpus))
 				}
-				g, err := s.Capture(ccl.GPU(c.Rank()%gpus), func() error {
+				g, err := capture(ctx, c, s, gpus, func() error {
 					for range ops {
 						if err := c.AllReduce(s, buf, buf, ccl.Sum); err != nil {
 							return err

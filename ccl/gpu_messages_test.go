@@ -223,7 +223,7 @@ func TestGPUMessages(t *testing.T) {
 					for salt := range 3 {
 						err := post(ctx, c, m, list, area, salt, func(call func(*ccl.Stream) error) (err error) {
 							if g == nil {
-								if g, err = s.Capture(ccl.GPU(c.Rank()%gpus), func() error { return call(s) }); err != nil {
+								if g, err = capture(ctx, c, s, gpus, func() error { return call(s) }); err != nil {
 									return err
 								}
 							}

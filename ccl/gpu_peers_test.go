@@ -109,7 +109,7 @@ func replayed(ctx context.Context, c *ccl.Comm, s *ccl.Stream, m *memory, r *rec
 		return err
 	}
 	buf := m.bytes(ccl.Float32, 0, 80_000)
-	g, err := s.Capture(ccl.GPU(c.Rank()%gpus), func() error { return c.AllReduce(s, buf, buf, ccl.Max) })
+	g, err := capture(ctx, c, s, gpus, func() error { return c.AllReduce(s, buf, buf, ccl.Max) })
 	if err != nil {
 		return err
 	}

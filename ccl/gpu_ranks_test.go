@@ -2,11 +2,13 @@ package ccl_test
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
+	"sync"
 	"testing"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
@@ -97,4 +99,43 @@ func TestGPURanksByDefault(t *testing.T) {
 			t.Errorf("%d ranks on %d fake GPUs, want 4", got, gpus)
 		}
 	}
+}
+
+// meeting is of the ranks that ranks runs: goroutines, which need no communicator for it.
+type meeting struct {
+	mu   sync.Mutex
+	of   int
+	here int
+	all  chan struct{} // closed when they are, and made anew
+}
+
+type meetingKey struct{}
+
+// meet waits until all ranks of ranks have called it.
+func meet(ctx context.Context) error {
+	m := ctx.Value(meetingKey{}).(*meeting)
+	m.mu.Lock()
+	all := m.all
+	if m.here++; m.here == m.of {
+		m.here, m.all = 0, make(chan struct{})
+		close(all)
+	}
+	m.mu.Unlock()
+	select {
+	case <-all:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the other ranks do not come: %w", ctx.Err())
+	}
+}
+
+// capture captures what all ranks do alike. Ranks that share a GPU go on together: the driver may make a
+// graph ready only while nothing runs in the context (cuGraphInstantiate did not return on an H200), and
+// another rank's, launched already, would wait for this one's.
+func capture(ctx context.Context, c *ccl.Comm, s *ccl.Stream, gpus int, f func() error) (*ccl.Graph, error) {
+	g, err := s.Capture(ccl.GPU(c.Rank()%gpus), f)
+	if err == nil && gpus < c.Size() {
+		err = meet(ctx)
+	}
+	return g, err
 }

@@ -104,7 +104,7 @@ func staged(ctx context.Context, c *ccl.Comm, s *ccl.Stream, m *memory, k call, 
 	launch := func(f func() error) error { return f() }
 	if captured {
 		launch = func(f func() error) error {
-			g, err := s.Capture(ccl.GPU(c.Rank()%gpus), f)
+			g, err := capture(ctx, c, s, gpus, f)
 			if err != nil {
 				return err
 			}

@@ -355,7 +355,7 @@ func TestGPUGraph(t *testing.T) {
 			return err
 		}
 		const ops = 3
-		g, err := s.Capture(ccl.GPU(c.Rank()%gpus), func() error {
+		g, err := capture(ctx, c, s, gpus, func() error {
 			for range ops {
 				if err := c.AllReduce(s, buf, buf, ccl.Sum); err != nil {
 					return err

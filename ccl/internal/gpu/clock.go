@@ -170,7 +170,11 @@ func (k *clock) handshake() error {
 		First: k.word, Rounds: clockRounds, Turns: clockTurns,
 	}
 	atomic.StoreUint32(k.load(clockWord), k.word)
-	f := k.dev.move["ls_clock"]
+	movers, err := k.dev.movers()
+	if err != nil {
+		return err
+	}
+	f := movers["ls_clock"]
 	if err := k.stream.Record(events[0]); err != nil {
 		return err
 	}

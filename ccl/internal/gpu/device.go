@@ -18,14 +18,41 @@ type device struct {
 	*cuda.Device
 	users int // guarded by devices.mu
 
-	mu      sync.Mutex
-	modules []*cuda.Module
-	binary  atomic.Bool // the driver takes kernels as they come compiled
-	move    funcs
-	reduce  [record.Float8E5M2 + 1]atomic.Pointer[funcs]
-	peers   map[string]funcs // of modules, those that stamp by peer
-	clock   *clock           // nil until something is recorded
-	table   cuda.Ptr         // see counts
+	move, movePeers     module // the latter's kernels stamp by peer
+	reduce, reducePeers [record.Float8E5M2 + 1]module
+	binary              atomic.Bool // the driver takes kernels as they come compiled
+
+	mu     sync.Mutex
+	loaded []*cuda.Module
+	clock  *clock   // nil until something is recorded
+	table  cuda.Ptr // see counts
+}
+
+// module is kernels that are loaded when they are first wanted.
+//
+// Each has a lock of its own: the driver may load only when the device is idle, so who loads may wait
+// for a kernel that waits for another rank, and that rank, of this process and on this device, may want
+// a module that is there already.
+type module struct {
+	mu    sync.Mutex
+	funcs atomic.Pointer[funcs]
+}
+
+// of returns the module's kernels. It costs one load of a word when they are there.
+func (m *module) of(load func() (funcs, error)) (funcs, error) {
+	if p := m.funcs.Load(); p != nil {
+		return *p, nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p := m.funcs.Load(); p != nil {
+		return *p, nil
+	}
+	fs, err := load()
+	if err == nil {
+		m.funcs.Store(&fs)
+	}
+	return fs, err
 }
 
 // funcs is the kernels of one module by name.
@@ -74,7 +101,7 @@ func (d *device) release() error {
 	if d.clock != nil {
 		errs = append(errs, d.clock.close())
 	}
-	for _, m := range d.modules {
+	for _, m := range d.loaded {
 		errs = append(errs, m.Unload())
 	}
 	if d.table != 0 {
@@ -103,15 +130,7 @@ func (d *device) clockOf() (*clock, error) {
 // movers are the kernels that know no types. They are loaded first, with those
 // that keep the clock.
 func (d *device) movers() (funcs, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.move == nil {
-		var err error
-		if d.move, err = d.load("move"); err != nil {
-			return nil, err
-		}
-	}
-	return d.move, nil
+	return d.move.of(func() (funcs, error) { return d.load("move") })
 }
 
 // reducers are the kernels of a type, loaded when a type is first used. The driver may wait for
@@ -122,21 +141,10 @@ func (d *device) reducers(dt record.DType) (funcs, error) {
 	if int(dt) >= len(d.reduce) {
 		return nil, fmt.Errorf("no kernels for type %v", dt)
 	}
-	if p := d.reduce[dt].Load(); p != nil {
-		return *p, nil
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if p := d.reduce[dt].Load(); p != nil {
-		return *p, nil
-	}
-	fs, err := d.load("reduce_" + dt.String())
-	if err != nil {
-		return nil, err
-	}
-	d.reduce[dt].Store(&fs)
-	return fs, nil
+	return d.reduce[dt].of(func() (funcs, error) { return d.load(reduceModule(dt)) })
 }
+
+func reduceModule(dt record.DType) string { return "reduce_" + dt.String() }
 
 // launches is how kernels are launched: threads of a block, and dynamic shared
 // memory, of which bulk kernels want all there is.
@@ -181,13 +189,15 @@ func (d *device) code(name string) (*cuda.Module, error) {
 	return d.Load(ptx)
 }
 
-// load makes a module's kernels ready. The caller has the lock.
+// load makes a module's kernels ready.
 func (d *device) load(name string) (funcs, error) {
 	m, err := d.code(name)
 	if err != nil {
 		return nil, fmt.Errorf("load kernels %s: %w", name, err)
 	}
-	d.modules = append(d.modules, m)
+	d.mu.Lock()
+	d.loaded = append(d.loaded, m)
+	d.mu.Unlock()
 	kind, _, _ := strings.Cut(name, "_")
 	fs := funcs{}
 	for _, l := range launches[kind] {

@@ -88,26 +88,22 @@ func (p *peers) init(c *Comm) {
 	}
 }
 
-// byPeer returns the kernels of a module that stamp by peer, nil where there are none. They
+// moversByPeer and reducersByPeer are the kernels that stamp by peer, nil where there are none. They
 // are loaded when the first one is wanted, which is safe as it is for reducers.
-func (d *device) byPeer(module string) (funcs, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if fs, ok := d.peers[module]; ok {
-		return fs, nil
+func (d *device) moversByPeer() (funcs, error) {
+	return d.movePeers.of(func() (funcs, error) { return d.loadByPeer("move") })
+}
+
+func (d *device) reducersByPeer(dt record.DType) (funcs, error) {
+	return d.reducePeers[dt].of(func() (funcs, error) { return d.loadByPeer(reduceModule(dt)) })
+}
+
+func (d *device) loadByPeer(module string) (funcs, error) {
+	name := kernels.ByPeer(module)
+	if kernels.Module(name, d.Major, d.Minor) == nil {
+		return nil, nil
 	}
-	var fs funcs
-	if name := kernels.ByPeer(module); kernels.Module(name, d.Major, d.Minor) != nil {
-		var err error
-		if fs, err = d.load(name); err != nil {
-			return nil, err
-		}
-	}
-	if d.peers == nil {
-		d.peers = map[string]funcs{}
-	}
-	d.peers[module] = fs
-	return fs, nil
+	return d.load(name)
 }
 
 // stampedByPeer is the kernel of the given name that stamps by peer, if the launch is to, else f.
@@ -116,11 +112,13 @@ func (c *Comm) stampedByPeer(f kernel, name string, op *Op, a *kernels.Args) (ke
 	if a.Flags&kernels.First == 0 || op.Bytes < c.byPeer.loads {
 		return f, nil
 	}
-	module := "move"
+	var fs funcs
+	var err error
 	if op.Coll.Reduces() {
-		module = "reduce_" + op.DType.String()
+		fs, err = c.dev.reducersByPeer(op.DType)
+	} else {
+		fs, err = c.dev.moversByPeer()
 	}
-	fs, err := c.dev.byPeer(module)
 	if err != nil {
 		return f, err
 	}
