@@ -179,12 +179,12 @@ func (u *Up) cables() error {
 	var lines []string
 	for l := range u.leaves() {
 		for s := range u.Spines {
-			lines = append(lines, fmt.Sprintf("link add s%d netns %s type veth peer name l%d netns %s", s, u.leaf(l), l, u.spine(s)))
+			lines = append(lines, fmt.Sprintf("link add s%d netns %s mtu %d type veth peer name l%d netns %s mtu %[3]d", s, u.leaf(l), mtu, l, u.spine(s)))
 		}
 	}
 	for h := range u.Hosts {
 		for side := range 2 {
-			lines = append(lines, fmt.Sprintf("link add eth%d netns %s type veth peer name h%d netns %s", side, u.Host(h), h, u.leaf(2*u.pod(h)+side)))
+			lines = append(lines, fmt.Sprintf("link add eth%d netns %s mtu %d type veth peer name h%d netns %s mtu %[3]d", side, u.Host(h), mtu, h, u.leaf(2*u.pod(h)+side)))
 		}
 		lines = append(lines, fmt.Sprintf("link add mg0 netns %s type veth peer name h%d netns %s", u.Host(h), h, u.Management()))
 	}
@@ -269,18 +269,19 @@ const (
 	queueMs = 100
 	// A link that has been idle carries no more at once than a switch's does: some frames, which are as
 	// large as the kernel forwards in one piece. (A token bucket of 64 KiB is 50 ms of a link of 10 Mbit/s.)
-	frames  = 2
-	mtu     = 1514
+	frames  = 1
+	mtu     = 9000
+	frame   = mtu + 14
 	burstMs = 8
 )
 
 // classesOf adds, or changes, an interface's classes for a rate in kbit/s: two, as switches have them, of which what
 // asks for low delay goes first.
 func classesOf(verb, dev string, rate int) string {
-	burst := max(frames*mtu, rate/8*burstMs)
+	burst := max(frames*frame, rate/8*burstMs)
 	return fmt.Sprintf("class %[1]s dev %[2]s parent 1: classid 1:1 htb rate %[3]dkbit burst %[6]d cburst %[6]d\n"+
 		"class %[1]s dev %[2]s parent 1:1 classid 1:10 htb rate %[4]dkbit ceil %[3]dkbit burst %[6]d cburst %[6]d prio 0 quantum 1600\n"+
-		"class %[1]s dev %[2]s parent 1:1 classid 1:20 htb rate %[5]dkbit ceil %[3]dkbit burst %[6]d cburst %[6]d prio 1 quantum 6000",
+		"class %[1]s dev %[2]s parent 1:1 classid 1:20 htb rate %[5]dkbit ceil %[3]dkbit burst %[6]d cburst %[6]d prio 1 quantum 20000",
 		verb, dev, rate, rate/10, rate*9/10, burst)
 }
 

@@ -46,7 +46,8 @@ type Config struct {
 	Key []byte
 	// Host is the interface to listen at for them, "" for 127.0.0.1.
 	Host string
-	// Sockets a TCP connection has, 0 for 2.
+	// Sockets a TCP connection has, 0 for 2; where both ends have a plan, of each end, 0 for 4:
+	// the lanes that a dead link leaves must divide over the links that are left.
 	Sockets int
 	// Ring is the shared-memory ring's size per ordered pair in bytes, a power of
 	// two from 4 KiB, 0 for 256 KiB. All ranks' must agree.
@@ -83,7 +84,7 @@ func (cfg *Config) setDefaults() error {
 		min, max int
 		pow2     bool
 	}{
-		{"Sockets", &cfg.Sockets, 2, 1, 16, false},
+		{"Sockets", &cfg.Sockets, 0, 0, maxSockets, false},
 		{"Ring", &cfg.Ring, 256 << 10, 4 << 10, 64 << 20, true},
 		{"Window", &cfg.Window, 2 << 20, 64 << 10, 256 << 20, true},
 	} {

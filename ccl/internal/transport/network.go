@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -290,9 +291,9 @@ func (n *network) sockets(rank int) int {
 		return 1
 	}
 	if n.planned(rank) {
-		return 2 * min(n.m.cfg.Sockets, maxSockets/2)
+		return 2 * min(cmp.Or(n.m.cfg.Sockets, 4), maxSockets/2)
 	}
-	return n.m.cfg.Sockets
+	return cmp.Or(n.m.cfg.Sockets, 2)
 }
 
 func (n *network) magic(rank int) string {

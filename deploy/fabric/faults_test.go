@@ -1,0 +1,123 @@
+package fabric_test
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// event is what happens to a fabric while a job runs.
+type event struct {
+	at float64 // seconds after the job was started
+	do func() error
+}
+
+// during runs a ring over all hosts for some seconds while events happen. It returns when turns
+// ended, in seconds after the job was started.
+func (b *bed) during(planner string, seconds float64, events ...event) (j *job, ends []float64) {
+	b.t.Helper()
+	j = b.start("ring", planner, b.ring(), number("BYTES", 4<<20), seconds)
+	began := time.Now()
+	for _, e := range events {
+		time.Sleep(time.Until(began.Add(time.Duration(e.at * float64(time.Second)))))
+		must(b.t, e.do())
+	}
+	zero := float64(began.UnixNano()) / 1e9
+	for _, e := range j.wait() {
+		ends = append(ends, e-zero)
+	}
+	return j, ends
+}
+
+// eachSecond is the bandwidth of each second from the second on, in a line.
+func (j *job) eachSecond(ends []float64, seconds float64) string {
+	var line strings.Builder
+	for s := 2.0; s < seconds; s++ {
+		fmt.Fprintf(&line, " %.0f", j.bus(ends, s-0.7, s+1.3))
+	}
+	return line.String()
+}
+
+// longest is the longest time between the ends of two turns of which one is between two times.
+func longest(ends []float64, from, to float64) (most float64) {
+	for i := 1; i < len(ends); i++ {
+		if ends[i] >= from && ends[i-1] <= to {
+			most = max(most, ends[i]-ends[i-1])
+		}
+	}
+	return most
+}
+
+// report tells what a job got before an event, while its fault lasted, from three seconds on, and
+// after it was over.
+func (j *job) report(planner string, ends []float64, fault, over, settled, seconds, ideal float64) {
+	t := j.b.t
+	t.Helper()
+	t.Logf("planner %q, each second from 2 on:%s", planner, j.eachSecond(ends, seconds))
+	t.Logf("before %.1f of %.1f; with the fault %.1f of %.1f, its first three seconds %.1f; after it %.1f; longest turn %.2f s before, %.2f s with it",
+		j.bus(ends, 3, fault), j.b.ideal(), j.bus(ends, fault+3, over), ideal, j.bus(ends, fault-0.5, fault+3), j.bus(ends, over+settled, seconds),
+		longest(ends, 3, fault), longest(ends, fault, over))
+}
+
+// TestLinkDies: one of a leaf's uplinks dies under load, routing follows half a second later, and the
+// link comes back.
+func TestLinkDies(t *testing.T) {
+	long(t)
+	b := setUp(t, shape(16, 40))
+	left := 1 - 1/float64(2*b.up.Spines) // of two leaves' uplinks that a pod has
+	b.withoutAndWith(func(planner string) {
+		const cut, back, seconds = 8, 23, 43
+		j, ends := b.during(planner, seconds,
+			event{cut, func() error { return b.up.Cut(0, 1) }}, event{cut + 0.5, func() error { return b.up.Withdraw(0, 1) }},
+			event{back, func() error { return b.up.Heal(0, 1) }})
+		j.report(planner, ends, cut, back, 10, seconds, b.ideal()*left)
+	})
+}
+
+// TestLinkLoses: one of a leaf's uplinks loses one packet in a hundred for a while, and nobody is told.
+func TestLinkLoses(t *testing.T) {
+	long(t)
+	b := setUp(t, shape(16, 40))
+	left := 1 - 1/float64(2*b.up.Spines)
+	b.withoutAndWith(func(planner string) {
+		const loses, over, seconds = 8, 28, 48
+		var well func() error
+		j, ends := b.during(planner, seconds,
+			event{loses, func() (err error) { well, err = b.up.Lose(0, 1, true, 0.01); return err }}, event{over, func() error { return well() }})
+		j.report(planner, ends, loses, over, 10, seconds, b.ideal()*left)
+		t.Logf("from its tenth second on %.1f", j.bus(ends, loses+10, over))
+	})
+}
+
+// TestSlowLink: one of a leaf's uplinks has 60 % of its rate for a while, and nobody is told.
+func TestSlowLink(t *testing.T) {
+	long(t)
+	const share = 0.6
+	b := setUp(t, shape(16, 40))
+	b.withoutAndWith(func(planner string) {
+		const slow, well, seconds = 8, 38, 78
+		j, ends := b.during(planner, seconds, event{slow, func() error { return b.up.Slow(0, 1, share) }}, event{well, func() error { return b.up.Slow(0, 1, 1) }})
+		j.report(planner, ends, slow, well, 20, seconds, b.ideal())
+		t.Logf("from its 15th second on %.1f", j.bus(ends, slow+15, well))
+	})
+}
+
+// TestPlannerDies: the planner is killed under load, comes back, and is cut off: no
+// connection breaks, and no sum is wrong.
+func TestPlannerDies(t *testing.T) {
+	long(t)
+	b := setUp(t, shape(16, 40))
+	addr, kill := b.planner()
+	b.probers(addr)
+	time.Sleep(3 * time.Second)
+	management := func(state string) func() error {
+		return exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", state).Run
+	}
+	j, ends := b.during(addr, 20,
+		event{5, func() error { kill(); return nil }}, event{9, func() error { _, kill = b.planner(); return nil }},
+		event{13, management("down")}, event{16, management("up")})
+	defer kill()
+	t.Logf("before %.1f, killed %.1f, back %.1f, cut off and three seconds more %.1f (ideal %.1f)", j.bus(ends, 2, 5), j.bus(ends, 5, 9), j.bus(ends, 9, 13), j.bus(ends, 13, 19), b.ideal())
+}
