@@ -63,9 +63,12 @@ func (d *arrivals) judgeMoved(ci int32) {
 	}
 	// Where a round is as many as come in a time, less of it has many as well.
 	rounds := x.rounds
-	if x.period == 0 {
-		d.short = x.roundsOf(d.short[:0], shortRound)
+	switch {
+	case x.period == 0:
+		d.short = x.roundsOf(d.short[:0], shortRound, 0)
 		rounds = d.short
+	case x.bySteps: // what one takes has nothing to do with those beside it
+		rounds = x.parts
 	}
 	best := movedComm{}
 	for _, h := range lateHorizons {
@@ -162,10 +165,7 @@ func logBinomial(n, k int, p float64) float64 {
 	if float64(k) <= float64(n)*p || p >= 1 {
 		return 0
 	}
-	a, _ := math.Lgamma(float64(n) + 1)
-	b, _ := math.Lgamma(float64(k) + 1)
-	c, _ := math.Lgamma(float64(n-k) + 1)
-	return a - b - c + float64(k)*math.Log(p) + float64(n-k)*math.Log(1-p)
+	return logChoose(n, k) + float64(k)*math.Log(p) + float64(n-k)*math.Log(1-p)
 }
 
 func (d *moves) forget() { d.slow = d.slow[:0] }
