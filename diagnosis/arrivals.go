@@ -32,8 +32,11 @@ type arrivalsOf struct {
 	// Collectives follow each other in rounds of period, a step's as a rule, of which the first is
 	// phase modulo that; 0: not known, a round is as many as come in roundTime.
 	period, phase uint64
-	fresh         int // parts since period was found
+	bySteps       bool // the times between them do not repeat: period is by how many come in a step
+	fresh         int  // parts since period was found
 	rounds        []arrivalPart
+
+	step0, seq0 uint64 // a step of the job, and the last collective then
 }
 
 // arrivalPart is of one collective, of those of arrivalPartTime where there are many, or of a round.
@@ -53,6 +56,7 @@ const (
 	shortRound      = roundTime / 2
 	mostPeriod      = 64  // collectives in a round
 	periodSure      = 3.5 // standard errors that the correlation which shows it is above nothing
+	leastSteps      = 8   // of a job, to know how many collectives come in one
 	// arrivalWait is how long members' reports of a collective may take.
 	arrivalWait = int64(3e9)
 	// mostParts are kept of a communicator, allParts of all.
@@ -98,7 +102,9 @@ func (d *arrivals) take() {
 		switch {
 		case known && len(a.Start) == len(d.ev.Comms[a.Comm].Members) && len(a.Start) > 1:
 			d.takeOne(x, a)
-			x.seq = a.Seq
+			if x.seq = a.Seq; x.step0 == 0 {
+				x.step0, x.seq0 = d.view.step, a.Seq
+			}
 		case 2*off > told: // it will not be
 			if 2*told > len(a.Start) {
 				x.seq, x.end = a.Seq, x.end[:0]
@@ -160,6 +166,9 @@ func (d *arrivals) takeOne(x *arrivalsOf, a *Arrival) {
 	if a.Coll.Synchronizes() {
 		left = slices.Min(a.End)
 	}
+	if seqs > 1 || x.dense() { // those from now on are several, and no rounds like those before
+		x.period, x.bySteps = 0, false
+	}
 	part := arrivalPart{from: at, until: at, seq: a.Seq, seqs: seqs, n: 1, rank: rank, late: float32(late), took: float32(max(0, left-at))}
 	if n := len(x.parts); n > 0 {
 		p := &x.parts[n-1]
@@ -204,23 +213,51 @@ func (x *arrivalsOf) dense() bool {
 	return p[few-1].until-p[0].until < few*int64(30e6) || p[few-1].seq-p[0].seq > 3*few/2
 }
 
-// round puts parts together to rounds.
-func (x *arrivalsOf) round() {
+// round puts parts together to rounds. eachStep tells how many collectives come in a step, for where the times
+// between them do not show it.
+func (x *arrivalsOf) round(eachStep func() uint64) {
 	if x.fresh >= mostPeriod/2 {
-		x.period, x.phase, x.fresh = x.findPeriod()
+		x.period, x.fresh, x.bySteps = x.findPeriod(), 0, false
+		if x.period == 1 {
+			x.period = eachStep()
+			x.bySteps = x.period > 1
+		}
+		x.phase = x.findPhase()
 	}
-	x.rounds = x.roundsOf(x.rounds[:0], roundTime)
+	x.rounds = x.roundsOf(x.rounds[:0], roundTime, x.period)
 }
 
-// roundsOf appends rounds, of as many as come in a time where no period is known.
-func (x *arrivalsOf) roundsOf(rounds []arrivalPart, time int64) []arrivalPart {
+// eachStep is how many collectives of a communicator come in a step of the job, 1 where that is not known: by the
+// program's marks, or as many as come for one of the communicator that has the fewest.
+func (d *arrivals) eachStep(ci int32) uint64 {
+	x := &d.of[ci]
+	each := 0.0
+	if x.step0 > 0 {
+		if steps := d.view.step - min(x.step0, d.view.step); steps >= leastSteps {
+			each = float64(x.seq-x.seq0) / float64(steps)
+		}
+	} else {
+		all := func(i int32) float64 { return float64(d.comms[i].ops) / float64(max(1, len(d.ev.Comms[i].Members))) }
+		least := all(ci)
+		for _, o := range d.known {
+			if n := all(o); n >= leastSteps && !d.comms[o].former {
+				least = min(least, n)
+			}
+		}
+		each = all(ci) / max(least, 1)
+	}
+	return uint64(max(1, math.Round(each)))
+}
+
+// roundsOf appends rounds of so many, 0: as come in a time.
+func (x *arrivalsOf) roundsOf(rounds []arrivalPart, time int64, period uint64) []arrivalPart {
 	for i := range x.parts {
 		p := &x.parts[i]
 		if n := len(rounds); n > 0 {
 			r := &rounds[n-1]
 			same := p.until-r.from < time
-			if x.period > 0 {
-				same = (p.seq+x.period-x.phase)/x.period == (r.seq+x.period-x.phase)/x.period
+			if period > 0 {
+				same = (p.seq+period-x.phase%period)/period == (r.seq+period-x.phase%period)/period
 			}
 			if same {
 				r.join(p)
@@ -232,30 +269,47 @@ func (x *arrivalsOf) roundsOf(rounds []arrivalPart, time int64) []arrivalPart {
 	return rounds
 }
 
-// findPeriod finds after how many collectives the times between them repeat, and which is the one
-// before which most time passes. Where they do not, and come one by one, each is a round.
-func (x *arrivalsOf) findPeriod() (period, phase uint64, fresh int) {
-	p := x.parts[max(0, len(x.parts)-4*mostPeriod):]
-	v := make([]float64, len(p))
+// findPeriod finds after how many collectives the times between them repeat; 1 where they do not, 0 where they do not
+// come one by one.
+func (x *arrivalsOf) findPeriod() uint64 {
+	v, ok := x.between()
+	if !ok {
+		return 0
+	}
+	return uint64(repeatsAfter(v, 1, 0.3))
+}
+
+// between are the times between the last collectives, false when they do not come one by one.
+func (x *arrivalsOf) between() (v []float64, ok bool) {
+	p := x.lastParts()
+	v = make([]float64, len(p))
 	for i := range p {
 		if p[i].seqs > 1 && i > 0 {
-			return 0, 0, 0
+			return nil, false
 		}
 		v[i] = math.Sqrt(float64(max(0, p[i].until-p[i].from))) // a pause counts for less
 	}
-	if period = uint64(repeatsAfter(v, 1, 0.3)); period == 1 {
-		return 1, 0, 0
+	return v, true
+}
+
+func (x *arrivalsOf) lastParts() []arrivalPart { return x.parts[max(0, len(x.parts)-4*mostPeriod):] }
+
+// findPhase finds the collective of a period before which most time passes.
+func (x *arrivalsOf) findPhase() (phase uint64) {
+	v, ok := x.between()
+	if !ok || x.period <= 1 {
+		return 0
 	}
-	sums := make([]float64, period)
-	for i := range p {
-		sums[p[i].seq%period] += v[i]
+	sums := make([]float64, x.period)
+	for i, p := range x.lastParts() {
+		sums[p.seq%x.period] += v[i]
 	}
 	for i := range sums {
 		if sums[i] > sums[phase] {
 			phase = uint64(i)
 		}
 	}
-	return period, phase, 0
+	return phase
 }
 
 // repeatsAfter is after how many values they repeat, 1 where they do not: they correlate by least with those

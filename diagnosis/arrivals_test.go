@@ -23,7 +23,7 @@ func TestRounds(t *testing.T) {
 			x.fresh++
 		}
 		x.fresh = mostPeriod
-		x.round()
+		x.round(func() uint64 { return 1 })
 		if x.period != each {
 			t.Errorf("%d a step: period %d", each, x.period)
 		}
@@ -31,6 +31,44 @@ func TestRounds(t *testing.T) {
 			if uint64(p.n) != each || p.seq%each != (2+each)%each && each > 1 {
 				t.Fatalf("%d a step: a round of %d that ends with %d", each, p.n, p.seq)
 			}
+		}
+	}
+}
+
+// TestRoundsOfUnevenSteps has collectives between which times do not repeat: the job's steps tell how many are a round.
+func TestRoundsOfUnevenSteps(t *testing.T) {
+	const each = 20
+	r := rand.New(rand.NewPCG(7, 1))
+	x, now := arrivalsOf{}, int64(0)
+	for seq := range uint64(12 * each) {
+		p := arrivalPart{from: now, seq: seq, seqs: 1, n: 1, rank: -1}
+		now += int64(50e6 * (0.2 + 2*r.Float64()))
+		p.until = now
+		x.parts = append(x.parts, p)
+	}
+	x.fresh = mostPeriod
+	x.round(func() uint64 { return each })
+	if x.period != each || !x.bySteps || len(x.rounds) > 13 {
+		t.Errorf("period %d, by steps %v, %d rounds", x.period, x.bySteps, len(x.rounds))
+	}
+}
+
+// TestBegan has a rank be late in some of the rounds since it first was, and in none or a few before.
+func TestBegan(t *testing.T) {
+	for _, tt := range []struct {
+		before, own, of, times int
+		most, least            float64 // chance
+	}{
+		{23, 0, 26, 6, 0.02, 0.01},  // 6 of 49, all of them in the last 26
+		{8, 0, 6, 6, 1e-3, 1e-4},    // each round since
+		{8, 0, 4, 4, 3e-3, 1e-3},    // and fewer
+		{300, 2, 30, 10, 1e-6, 0},   // as good as never before
+		{300, 30, 30, 3, 1, 0.2},    // as often as before
+		{372, 100, 94, 15, 1, 0.99}, // less often
+	} {
+		s := lateRank{before: tt.before, own: tt.own, of: tt.of, times: tt.times}
+		if c := math.Exp(s.logBegan()); c > tt.most || c < tt.least {
+			t.Errorf("%+v: chance %.2g", tt, c)
 		}
 	}
 }

@@ -34,6 +34,8 @@ const (
 	lateOften = 5
 	// The chance of as many times, by how often others are as late.
 	lateSuspected, lateConfirmed = 1e-6, 1e-8
+	// The chance that it has not begun only then, by its own late rounds.
+	beganSuspected, beganConfirmed = 1e-2, 1e-3
 	// lateWorth is a chance that is worth looking at communicators that are alike, of which so many are.
 	lateWorth = 1e-3
 	mostAlike = 16
@@ -56,7 +58,7 @@ func (d *arrivals) judge() {
 		return
 	}
 	for _, ci := range d.known {
-		d.of[ci].round()
+		d.of[ci].round(func() uint64 { return d.eachStep(ci) })
 		d.judgeMoved(ci)
 	}
 	for _, ci := range d.known {
@@ -151,13 +153,37 @@ func (d *arrivals) over(ci, r int32, h int, alone func() bool) (s lateRank, ok b
 		return s, false
 	}
 	chance, lasted := d.chance(&s), d.now-s.since
+	// Of samples, which show a habit now and then, its own before have to tell that it has begun.
+	sampled := x.period == 0
 	switch {
-	case chance <= math.Log(lateConfirmed) && s.times >= lateTimes && lasted >= int64(d.cfg.SlowConfirmAfter):
+	case chance <= math.Log(lateConfirmed) && s.times >= lateTimes && lasted >= int64(d.cfg.SlowConfirmAfter) && (!sampled || s.logBegan() <= math.Log(beganConfirmed)):
 		s.level = Confirmed
-	case chance <= math.Log(lateSuspected) && lasted >= int64(d.cfg.SlowSuspectAfter):
+	case chance <= math.Log(lateSuspected) && lasted >= int64(d.cfg.SlowSuspectAfter) && (!sampled || s.logBegan() <= math.Log(beganSuspected)):
 		s.level = Suspected
 	}
 	return s, s.level > 0
+}
+
+// logBegan is about the logarithm of the chance that of a rank's late rounds as few are among those before, if they
+// come at random: what other ranks never do may be a habit of this one.
+func (s *lateRank) logBegan() float64 {
+	// Of n rounds k are late: the chance that no more than own of them are among the first.
+	n, k, sum := s.before+s.of, s.own+s.times, 0.0
+	for own := range s.own + 1 {
+		sum += math.Exp(logChoose(s.before, own) + logChoose(s.of, k-own) - logChoose(n, k))
+	}
+	return math.Log(sum)
+}
+
+// logChoose is the logarithm of how many sets of k there are of n.
+func logChoose(n, k int) float64 {
+	if k < 0 || k > n {
+		return math.Inf(-1)
+	}
+	a, _ := math.Lgamma(float64(n) + 1)
+	b, _ := math.Lgamma(float64(k) + 1)
+	c, _ := math.Lgamma(float64(n-k) + 1)
+	return a - b - c
 }
 
 // count counts when a rank was late, as much as s says, since a round, and how often before and others

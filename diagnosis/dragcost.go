@@ -26,11 +26,19 @@ func (d *drags) bar(r int32, h int, together float64) float64 {
 			noise = max(noise, 0.8*d.usual[n])
 		}
 	}
+	// What sums over many windows are like is not known by a few of them, of which each is in many sums: until then
+	// they wander no less than what comes at random.
+	if d.measured < manySums*horizons[h] {
+		noise = max(noise, d.usual[0]*math.Sqrt(float64(horizons[0])/float64(horizons[h])))
+	}
 	restless := max(1, float64(d.ranks[r].noise)/max(d.short, 1e-6))
 	k := 2.5 + 1.4*math.Sqrt(2*math.Log(20*float64(len(d.ranks))))
 	young := 1 + 6/float64(max(min(d.measured, d.ranks[r].seen), 1)) // little is known yet, of the job or of the rank
 	return max(leastCost*young, d.hungry(r), k*noise*min(restless, 8)*young/together)
 }
+
+// manySums is how many sums over windows of their own tell what they are like.
+const manySums = 6
 
 // alike is by how much less ranks that are slow together, all of a node, wander as one than each by itself.
 func (d *drags) alike(r int32, h int) float64 {

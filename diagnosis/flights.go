@@ -54,13 +54,14 @@ const waitBegins = 2_000_000
 // watchLooks takes over in which share of a window's passes bytes were on a connection
 // while its receiver waited.
 func (d *slowLinks) watchLooks(h *connHistory, ci int32, flight float32) {
-	const keep, learn = 0.9, 1.0 / 16
+	const keep, keepLong, learn = 0.9, 0.96, 1.0 / 16
 	if !d.seeWaiting {
 		return
 	}
-	h.looks *= keep
+	h.looks, h.seen = h.looks*keep, h.seen*keepLong
 	if d.feltIn(ci) {
 		h.looks += flight - h.usualLooks
+		h.seen += (flight - h.usualLooks) * float32(d.passes)
 	} else {
 		h.usualLooks += (flight - h.usualLooks) * learn
 	}

@@ -19,7 +19,20 @@ type moves struct {
 	pairs     *pairs
 	transfers *transfers
 	slow      []movedConn
+	said      []movedSaid
 }
+
+// movedSaid is what has been said of a communicator: where the same connections are told again soon it stays as sure,
+// for rounds that are a little faster now and then take nothing back.
+type movedSaid struct {
+	comm        uint64
+	cells       []cell
+	level       Level
+	since, last int64
+}
+
+// saidFor is for how long what is not said again is kept, ns.
+const saidFor = 3e9
 
 // movedComm is a communicator whose collectives take longer.
 type movedComm struct {
@@ -37,7 +50,8 @@ type movedComm struct {
 type movedConn struct {
 	conn, comm int32
 	cell       cell
-	share      float32
+	share      float32 // of its windows, by its monitor; 0 where looks tell it
+	times      float32 // as many looks as at any other two ranks, else 0
 }
 
 const (
@@ -48,6 +62,8 @@ const (
 	movedShare = 0.4
 	// movedOthers is that of the communicator's other connections, by that of the slow one.
 	movedOthers = 0.5
+	// leastSeen is how many looks have to see bytes between two ranks.
+	leastSeen = 6
 	// The chances that will do where a connection has begun to send bytes again, and no other has: what is lost
 	// now and then delays few operations, and by much.
 	likelySuspected, likelyConfirmed = 1e-3, 1e-4
@@ -63,9 +79,12 @@ func (d *arrivals) judgeMoved(ci int32) {
 	}
 	// Where a round is as many as come in a time, less of it has many as well.
 	rounds := x.rounds
-	if x.period == 0 {
-		d.short = x.roundsOf(d.short[:0], shortRound)
+	switch {
+	case x.period == 0:
+		d.short = x.roundsOf(d.short[:0], shortRound, 0)
 		rounds = d.short
+	case x.bySteps: // what one takes has nothing to do with those beside it
+		rounds = x.parts
 	}
 	best := movedComm{}
 	for _, h := range lateHorizons {
@@ -162,15 +181,13 @@ func logBinomial(n, k int, p float64) float64 {
 	if float64(k) <= float64(n)*p || p >= 1 {
 		return 0
 	}
-	a, _ := math.Lgamma(float64(n) + 1)
-	b, _ := math.Lgamma(float64(k) + 1)
-	c, _ := math.Lgamma(float64(n-k) + 1)
-	return a - b - c + float64(k)*math.Log(p) + float64(n-k)*math.Log(1-p)
+	return logChoose(n, k) + float64(k)*math.Log(p) + float64(n-k)*math.Log(1-p)
 }
 
-func (d *moves) forget() { d.slow = d.slow[:0] }
+func (d *moves) forget() { d.slow, d.said = d.slow[:0], nil }
 
 func (d *moves) find(found []finding) []finding {
+	d.said = slices.DeleteFunc(d.said, func(x movedSaid) bool { return d.now-x.last > saidFor })
 	for i := range d.late.moved {
 		found = d.told(found, &d.late.moved[i])
 	}
@@ -194,13 +211,17 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 	level, lost := s.level, d.losing(s)
 	if lost {
 		level = s.likely
-	} else {
-		d.connections(s)
+	} else if d.connections(s); len(d.slow) == 0 {
+		d.seen(s)
 	}
-	if len(d.slow) == 0 || level == 0 {
+	if len(d.slow) == 0 {
+		return found
+	}
+	if level == 0 && d.before(s) == nil {
 		return found
 	}
 	if f := d.suspected(found, level); f != nil {
+		level = d.say(s, level)
 		f.Level, f.Since = level, min(f.Since, s.since)
 		f.whyMoved(d.ev, s)
 		return found
@@ -209,12 +230,13 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 	transports := map[record.Transport]bool{}
 	for i := range d.slow {
 		x := &d.slow[i]
-		if d.links.lateEnd(x.cell) || d.crowded(x.cell.src) || d.crowded(x.cell.dst) || d.links.elsewhere(x.conn, x.comm) || d.explained(found, x) {
+		if d.links.lateEnd(x.cell) || d.crowded(x.cell.src) || d.crowded(x.cell.dst) || x.times == 0 && d.links.elsewhere(x.conn, x.comm) || d.explained(found, x) {
 			return found
 		}
 		cells = append(cells, x.cell)
 		transports[d.ev.Conns[x.conn].Transport] = true
 	}
+	level = d.say(s, level)
 	c := &d.ev.Comms[s.comm]
 	around := d.links.around(cells, transports)
 	if lost {
@@ -235,12 +257,44 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 				f.why("%d → %d (%s) sends bytes again in most windows, unlike before and unlike others", x.cell.src, x.cell.dst, &d.ev.Conns[x.conn])
 				continue
 			}
+			if x.times > 0 {
+				f.why("looks see bytes on their way over %d → %d (%s) or back to a receiver that waits, %.1f times as often as between any other two ranks; its monitor tells nothing of messages under 4 KiB", x.cell.src, x.cell.dst, &d.ev.Conns[x.conn], x.times)
+				continue
+			}
 			f.why("the monitor of %d → %d (%s) lays %.0f %% of its windows to the network, of no other connection of %s half as many", x.cell.src, x.cell.dst, &d.ev.Conns[x.conn], 100*x.share, c.Name)
 		}
 		f.why("the job loses %.0f %% of its time to it, since %s", 100*s.cost, clock(s.since))
 		found = append(found, f)
 	}
 	return found
+}
+
+// before is what was said before of the same connections of a communicator; nil for nothing.
+func (d *moves) before(s *movedComm) *movedSaid {
+	for i := range d.said {
+		x := &d.said[i]
+		if x.comm == d.ev.Comms[s.comm].ID && len(x.cells) == len(d.slow) && !slices.ContainsFunc(d.slow, func(m movedConn) bool { return !slices.Contains(x.cells, m.cell) }) {
+			return x
+		}
+	}
+	return nil
+}
+
+// say takes down what is said of a communicator's connections, and returns how sure that is.
+func (d *moves) say(s *movedComm, level Level) Level {
+	x := d.before(s)
+	if x == nil {
+		d.said = append(d.said, movedSaid{comm: d.ev.Comms[s.comm].ID, since: d.now})
+		x = &d.said[len(d.said)-1]
+		for i := range d.slow {
+			x.cells = append(x.cells, d.slow[i].cell)
+		}
+	}
+	x.level, x.last = max(x.level, level), d.now
+	if d.slow[0].times > 0 && d.now-x.since < int64(d.cfg.SlowSuspectAfter) {
+		return min(x.level, Suspected) // by chance looks are apart for a moment
+	}
+	return x.level
 }
 
 // whyMoved says what of a communicator takes longer.
@@ -329,6 +383,59 @@ func (d *moves) connections(s *movedComm) {
 	if 2*len(d.slow) > n || other > 0 || slices.ContainsFunc(d.slow, func(x movedConn) bool { return x.cell.src < 0 || x.cell.dst < 0 }) {
 		d.slow = d.slow[:0] // what most of them have in common is none's
 	}
+}
+
+// seen finds the two ranks between which looks see bytes on their way to a receiver that waits, many times as
+// often as between any other two, where their monitors have told nothing since collectives take longer: of small
+// messages they take no times. Both ways count together, for what is late one way is acknowledged late the other,
+// and the next message waits for that.
+func (d *moves) seen(s *movedComm) {
+	d.slow = d.slow[:0]
+	if s.members != nil {
+		return
+	}
+	of, looks, heard := d.connsOf(s.comm), map[cell]float32{}, map[cell]bool{}
+	for _, k := range of {
+		h, c := &d.links.conns[k], &d.ev.Conns[k]
+		at := d.between(c)
+		heard[at] = heard[at] || c.Transport.InMemory() || c.LastWindowAt >= s.since
+		if h.known && h.seen > 0 {
+			looks[at] += h.seen
+		}
+	}
+	best, next := cell{-1, -1}, float32(0)
+	for at, n := range looks {
+		switch {
+		case n > looks[best]:
+			best, next = at, max(next, looks[best])
+		case at != best:
+			next = max(next, n)
+		}
+	}
+	least, n := float32(leastSeen), looks[best]
+	if slices.ContainsFunc(d.said, func(x movedSaid) bool {
+		return x.comm == d.ev.Comms[s.comm].ID && (slices.Contains(x.cells, best) || slices.Contains(x.cells, cell{best.dst, best.src}))
+	}) {
+		least /= 2 // looks are few
+	}
+	// As many as that are seen by chance now and then, where others are, too.
+	far := n-next >= least/3*float32(math.Sqrt(float64(n+next)))
+	if n < least || n < clearlyMore*next || !far || heard[best] || best.src < 0 {
+		return
+	}
+	for _, k := range of {
+		h, c := &d.links.conns[k], &d.ev.Conns[k]
+		if d.between(c) == best && h.known {
+			d.slow = append(d.slow, movedConn{conn: k, comm: s.comm, cell: cell{d.end(c, c.Src), d.end(c, c.Dst)}, times: n / max(next, 1)})
+		}
+	}
+	slices.SortStableFunc(d.slow, func(a, b movedConn) int { return cmp.Compare(d.links.conns[b.conn].seen, d.links.conns[a.conn].seen) })
+}
+
+// between is the two ranks that a connection is between, the lower one first.
+func (d *moves) between(c *Conn) cell {
+	a, b := d.end(c, c.Src), d.end(c, c.Dst)
+	return cell{min(a, b), max(a, b)}
 }
 
 // suspected returns what has been found of the one connection that is slow, and for less sure; nil when there is

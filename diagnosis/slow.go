@@ -32,6 +32,7 @@ type connHistory struct {
 	// looks are its flights beyond the usual ones in windows that its communicator felt, the
 	// older ones counting less; known without a word of its monitor, too.
 	looks, usualLooks float32
+	seen              float32 // looks in number, where looks is in windows full of them
 }
 
 // slowConn is a connection whose delay has grown, with the window that says so.
@@ -191,6 +192,9 @@ func (d *slowLinks) suspects() (suspects []slowConn, slow byTransport[int]) {
 		}
 		of := d.connsOf(int32(ci))
 		for t := nextTransport(d.ev.Conns, of, -1); t >= 0; t = nextTransport(d.ev.Conns, of, t) {
+			if record.Transport(t).InMemory() {
+				continue // no network is in between: what takes long there waits for one of its ends
+			}
 			before := len(suspects)
 			suspects = d.slowIn(suspects, int32(ci), of, record.Transport(t), norm[t])
 			slow[t] += len(suspects) - before
@@ -423,21 +427,17 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 	if d.loses(s.conn, s.comm, s.cell) && !d.elsewhere(s.conn, s.comm) {
 		return true
 	}
-	if !d.ev.Conns[s.conn].Transport.InMemory() && (d.carried(s) || d.onlyBetween(s) || d.bothWays(s)) {
+	if d.carried(s) || d.onlyBetween(s) || d.bothWays(s) {
 		return true
 	}
 	if d.starved(s.cell.src) || d.starved(s.cell.dst) {
 		return false
 	}
 	h := &d.conns[s.conn]
-	least := float32(leastOutside)
-	if d.ev.Conns[s.conn].Transport.InMemory() {
-		least = movedShare // who is late takes late what lies in memory, and nothing else is between the two
-	}
 	if !d.seeWaiting || h.usualFlight >= 0.5 {
-		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && max(h.outside, s.share) >= least
+		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && max(h.outside, s.share) >= leastOutside
 	}
-	return h.outside >= least && s.flight >= max(0.2, h.usualFlight+0.15)
+	return h.outside >= leastOutside && s.flight >= max(0.2, h.usualFlight+0.15)
 }
 
 // leastOutside is which share of its windows the monitor of a slow connection finds slow at least,

@@ -34,16 +34,33 @@ func (d *slowLinks) findings(found []finding) []finding {
 	return found
 }
 
-// cells returns the slow connections that are told.
+// cells returns the slow connections that are told. Where both ways between two ranks are, the one comes first on
+// which looks clearly see more bytes.
 func (d *slowLinks) cells() (slow []cell) {
+	var looks []float32
 	for i := range d.slow {
 		s := &d.slow[i]
-		if s.level > 0 && !slices.Contains(slow, s.cell) && !d.lateEnd(s.cell) && !d.heldUp(s) && !d.lateElsewhere(s) {
-			slow = append(slow, s.cell)
+		if s.level == 0 || d.lateEnd(s.cell) || d.lateElsewhere(s) {
+			continue
+		}
+		at := slices.Index(slow, s.cell)
+		if at < 0 {
+			at = len(slow)
+			slow, looks = append(slow, s.cell), append(looks, 0)
+		}
+		looks[at] = max(looks[at], d.conns[s.conn].looks)
+	}
+	for i, c := range slow {
+		if back := slices.Index(slow, cell{c.dst, c.src}); back > i && looks[back] > clearlyMore*looks[i] {
+			slow[i], slow[back] = slow[back], slow[i]
+			looks[i], looks[back] = looks[back], looks[i]
 		}
 	}
 	return slow
 }
+
+// clearlyMore is how many times as many looks are.
+const clearlyMore = 2
 
 // around returns what is around slow connections on their transports: all that have an end or a node in
 // common with them, and of these the ones that are slow too by the word of their monitors.
@@ -153,19 +170,6 @@ func (d *slowLinks) lateElsewhere(s *slowConn) bool {
 
 // seenFlight is the share of the looks that see bytes on their way to a receiver that waits.
 const seenFlight = 0.1
-
-// heldUp reports whether a slow connection is one inside a host that has an end in common with a
-// slow one that leaves it: what is in memory is late because of who takes it, and that
-// rank waits for the other connection.
-func (d *slowLinks) heldUp(s *slowConn) bool {
-	if !d.ev.Conns[s.conn].Transport.InMemory() {
-		return false
-	}
-	return slices.ContainsFunc(d.slow, func(x slowConn) bool {
-		return x.clean == 0 && !d.ev.Conns[x.conn].Transport.InMemory() &&
-			(x.cell.src == s.cell.src || x.cell.dst == s.cell.dst || x.cell.src == s.cell.dst || x.cell.dst == s.cell.src)
-	})
-}
 
 // betweenNodes takes those out of slow that are between two nodes, of a transport that is
 // slow everywhere.

@@ -304,7 +304,7 @@ func (d *stragglers) learnOwn(common float64) {
 	}
 }
 
-// findings reports stragglers; all ranks of a node together are the node.
+// findings reports stragglers; three quarters of a node's ranks together are the node.
 func (d *stragglers) findings(found []finding) []finding {
 	told := func(s *slowRank) bool { return s.level > 0 }
 	byNode := map[int32]int{}
@@ -328,7 +328,7 @@ func (d *stragglers) findings(found []finding) []finding {
 			continue
 		}
 		node := nodeOf(d.ev, s.rank)
-		whole := node >= 0 && len(d.ev.Nodes) > 1 && onNode[node] > 1 && (byNode[node] == onNode[node] || d.drags.whole(node))
+		whole := node >= 0 && len(d.ev.Nodes) > 1 && onNode[node] > 1 && (4*byNode[node] >= 3*onNode[node] || d.drags.whole(node))
 		if whole && done[node] {
 			continue
 		}

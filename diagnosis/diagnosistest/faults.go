@@ -1,6 +1,7 @@
 package diagnosistest
 
 import (
+	"slices"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/diagnosis"
@@ -57,6 +58,13 @@ func (j *Job) connFault(x *conn) (factor float64, stalled bool) {
 		}
 	}
 	return factor, false
+}
+
+// slows reports whether a fault makes a connection between two ranks slow.
+func (c *Config) slows(a, b int) bool {
+	return slices.ContainsFunc(c.Faults, func(f Fault) bool {
+		return f.Kind == SlowConn && (f.Rank == a && f.Peer == b || f.Rank == b && f.Peer == a)
+	})
 }
 
 func (j *Job) memberOf(r *rank, c *comm) int {
@@ -313,7 +321,7 @@ const (
 	Hang                           // the program sleeps for ever in its own code
 	Spin                           // the program computes for ever
 	StallConn                      // Rank → Peer delivers no more, on all communicators
-	SlowConn                       // Rank → Peer takes Factor times as long
+	SlowConn                       // Rank → Peer takes Factor times as long; it is one over a network, wherever both are
 	SlowRank                       // Rank's own time is Factor times as long, plus Extra
 	LostAgent                      // Rank's node reports no more; the job goes on
 	LostNode                       // Rank's node is gone with all its ranks

@@ -188,7 +188,7 @@ func (j *Job) form(gen, dp int) {
 		}
 		pair := func(a, b int) {
 			t := record.TransportSHM
-			if j.ranks[ranks[a]].node != j.ranks[ranks[b]].node {
+			if j.ranks[ranks[a]].node != j.ranks[ranks[b]].node || cfg.slows(ranks[a], ranks[b]) {
 				t = record.TransportTCP
 			}
 			c.conns = append(c.conns, &conn{comm: c, src: a, dst: b, c: diagnosis.Conn{Src: int32(a), Dst: int32(b), Transport: t, Name: fmt.Sprintf("%s %d>%d", name, a, b)}})

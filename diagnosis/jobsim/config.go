@@ -64,6 +64,7 @@ type Cluster struct {
 	NodesPerLeaf int  // 16
 	Spin         bool // who waits uses a core
 	Mute         bool // transports tell nothing of connections
+	Small        bool // messages under 4 KiB: the monitors of TCP and of shared memory take no times of them
 
 	// What networks, operating systems and monitors add, as recordings of real jobs have it.
 	TransferNoise float64       // sigma of the logarithm of a transfer's time: 0.05

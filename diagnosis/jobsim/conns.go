@@ -70,7 +70,11 @@ func (j *Job) monitor(n *node, c *comm, e *edge, x *diagnosis.Conn) {
 	}
 	w := j.windows(c)
 	windows := ops * w
-	x.LastCompletion, x.LastWindowAt = n.real(m.FinishedAt, j.now), n.real(m.FinishedAt, j.now)
+	x.LastCompletion = n.real(m.FinishedAt, j.now)
+	if j.cfg.Cluster.Small && !e.transport.QueuePair() {
+		return
+	}
+	x.LastWindowAt = x.LastCompletion
 	if windows == x.Windows {
 		return
 	}

@@ -57,6 +57,22 @@ func TestShortStepsWindows(t *testing.T) {
 	}
 }
 
+// TestShortStepsRounds plays healthy jobs in which a rank was taken for one that comes late again and again: samples
+// showed a habit of its own only now and then, or collectives became so many that a round of later ones was as late
+// as dozens.
+func TestShortStepsRounds(t *testing.T) {
+	mustConfirmNothing(t, shortJob, 7000621)
+	for _, seed := range []uint64{7000156, 11000709, 11001414} {
+		mustConfirmNothing(t, habitJob, seed)
+	}
+}
+
+// TestLongSequence has a sequence that is twice as long as others once in half an hour: its rank is late for all of
+// the collectives of that step, and that is one cause.
+func TestLongSequence(t *testing.T) {
+	mustAccuseNobody(t, mustMake(t, "healthy, uneven lengths", 64))
+}
+
 // TestBursts has a rank that is late for six steps of twelve, for as many bursts as there are:
 // what the first ones cost is not forgotten between them.
 func TestBursts(t *testing.T) {

@@ -109,3 +109,13 @@ func TestSlowNode(t *testing.T) {
 		mustConfirm(t, s, diagnosis.NoncommunicationSlow, func(c diagnosis.Culprit) bool { return c.Kind == diagnosis.CulpritNode && c.Node == node })
 	}
 }
+
+// TestSlowNodeInTurns has a node of eight of whose ranks seven are told one after the other: they are the node's.
+func TestSlowNodeInTurns(t *testing.T) {
+	s, err := jobsim.Make(jobsim.Tuning, "node x 1.5", 63013, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := jobsim.NodeName(s.Config.Faults[0].Rank / s.Config.Cluster.RanksPerNode)
+	mustConfirm(t, s, diagnosis.NoncommunicationSlow, func(c diagnosis.Culprit) bool { return c.Kind == diagnosis.CulpritNode && c.Node == node })
+}

@@ -44,6 +44,7 @@ const idleRefresh = 5 * time.Millisecond
 // clock is read once a burst.
 type meter struct {
 	on   bool
+	mem  bool // no network is in between
 	rec  *record.Writer
 	conn *record.Conn
 	comm uint16
@@ -69,6 +70,7 @@ func (t *meter) open(m *Mesh, e record.ConnEntry) {
 		return
 	}
 	t.on, t.rec, t.conn, t.comm, t.peer = true, m.cfg.Recorder, conn, e.Comm, e.Peer
+	t.mem = e.Transport.InMemory()
 	t.mon.Init(windowmon.Config{})
 	t.link(record.LinkUp)
 }
@@ -159,7 +161,7 @@ func (t *meter) window(now int64, tell bool) {
 	w := t.mon.Last()
 	speed := w.Bandwidth()
 	t.pace = uint64(min(speed*(paceNs/1e9), maxPace))
-	t.conn.Window(uint64(speed), record.Cause(w.State), now)
+	t.conn.Window(uint64(speed), t.cause(w.State), now)
 	if w.WRs > 0 { // a window in which nothing completed has no latency to tell
 		t.conn.Latency(w.Latency)
 	}
@@ -170,7 +172,7 @@ func (t *meter) window(now int64, tell bool) {
 		return
 	}
 	r := record.Record{
-		Mono: now, Kind: record.KindWindow, Comm: t.comm, Conn: t.conn.Index(), Peer: t.peer, Code: uint8(w.Cause),
+		Mono: now, Kind: record.KindWindow, Comm: t.comm, Conn: t.conn.Index(), Peer: t.peer, Code: uint8(t.cause(w.Cause)),
 		Bytes: w.Bytes, WRs: w.WRs, Back: w.Backlog, First: w.First, Last: w.Last,
 	}
 	if w.Anomaly {
@@ -183,8 +185,16 @@ func (t *meter) window(now int64, tell bool) {
 func (t *meter) history(w *windowmon.Window, overlaps bool) {
 	t.conn.Log(&record.Window{
 		First: w.First, Last: w.Last, Bytes: w.Bytes, WRs: w.WRs, Backlog: w.Backlog, Latency: w.Latency,
-		Cause: record.Cause(w.Cause), State: record.Cause(w.State), Anomaly: w.Anomaly, Overlaps: overlaps,
+		Cause: t.cause(w.Cause), State: t.cause(w.State), Anomaly: w.Anomaly, Overlaps: overlaps,
 	})
+}
+
+// cause is why a window was slow. What lies in memory for long is not taken by its receiver, whatever the sender sees.
+func (t *meter) cause(c windowmon.Cause) record.Cause {
+	if t.mem && c == windowmon.Network {
+		return record.CauseReceiverNotReady
+	}
+	return record.Cause(c)
 }
 
 // block tells that the receiver holds all that was sent and gives no credit.
