@@ -98,6 +98,12 @@ test-rdma: ## the tests that need RDMA devices, in a virtual machine that has th
 	for s in cmd/lockstep/testdata/rdma/*; do files+=(-file $$s:test/testdata/rdma/$${s##*/}); done; \
 	for boot in 1 2; do status=0; deploy/rdmavm/run -t 1200 -out $(RDMAVM)/results "$${files[@]}" -- deploy/rdmavm/suite || status=$$?; \
 	  [ $$status = 126 ] || break; done; exit $$status # a kernel that locked up is not what is tested: once more
+	$(MAKE) test-rdma-steady
+
+.PHONY: test-rdma-steady
+test-rdma-steady: ## of test-rdma what watches speeds: a rail that others disturb, that is slow, or that loses packets; whatever else the machine does
+	mkdir -p $(RDMAVM)/steady && CGO_ENABLED=1 $(GO) test -c -o $(RDMAVM)/steady/ccl.test ./ccl
+	deploy/rdmavm/run -steady -t 300 -out $(RDMAVM)/results-steady -file $(RDMAVM)/steady/ccl.test:test/ccl.test -- deploy/rdmavm/suite TestSteady
 
 test-kubernetes: ## the Kubernetes actuator on five real kubelets with JobSet, which take 12 CPU-minutes to build once; needs root
 	deploy/kubelab/build

@@ -61,10 +61,10 @@ func (f *railFlow) firstSlow(after int64) (conn record.ConnStatus, first record.
 	return conn, first, normal
 }
 
-// TestRealRDMADisturbed: when another flow takes most of a rail, or the rail is slow, the
+// TestSteadyRDMADisturbed: when another flow takes most of a rail, or the rail is slow, the
 // connection over it has a slow network, each time; that over the other rail never, nor
 // one that sends nothing.
-func TestRealRDMADisturbed(t *testing.T) {
+func TestSteadyRDMADisturbed(t *testing.T) {
 	if os.Getenv("LOCKSTEP_RDMAVM") == "" {
 		t.Skip("not in the virtual machine with RDMA devices: make test-rdma")
 	}

@@ -21,13 +21,10 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// TestRailsLossy is not of make test-rdma's suite, which takes TestReal*: it wants a quiet machine.
-//
-//	go test -c ./ccl && deploy/rdmavm/run -t 300 -file ccl.test:test/ccl.test -- sh -c './ccl.test -test.v -test.run TestRails'
-//
-// Of three pairs of ranks the one whose rail loses packets is named.
-// The evidence names the queue pair, as the kernel numbers it, the port, and which counters of the NICs moved.
-func TestRailsLossy(t *testing.T) {
+// TestSteadyRDMALossy: of three pairs of ranks the one whose rail loses packets is named. The history has windows of
+// a slow network on its queue pair from the onset on. The evidence names the queue pair, as the kernel numbers it, the
+// port, and which counters of the NICs moved.
+func TestSteadyRDMALossy(t *testing.T) {
 	const (
 		pairs   = 3
 		patient = time.Minute
@@ -46,15 +43,23 @@ func TestRailsLossy(t *testing.T) {
 	var stop atomic.Bool
 	var done [pairs]atomic.Int64
 	var wg sync.WaitGroup
+	var flows [pairs]railFlow
 	for i := range pairs {
 		rail := min(i, 1)
+		flows[i].rail = rail
 		var recs [2]*record.Writer
 		for r := range recs {
 			var err error
-			if recs[r], err = record.Create(record.Options{Dir: dirs[r], Identity: record.Identity{Job: "lossy", Rank: int32(2*i + r), WorldSize: 2 * pairs}}); err != nil {
+			who := record.Identity{Job: "lossy", Rank: int32(2*i + r), WorldSize: 2 * pairs}
+			if recs[r], err = record.Create(record.Options{Dir: dirs[r], Identity: who}); err != nil {
 				t.Fatal(err)
 			}
 		}
+		var err error
+		if flows[i].read, err = record.Open(recs[0].Path()); err != nil {
+			t.Fatal(err)
+		}
+		defer flows[i].read.Close()
 		wg.Go(func() {
 			ranks(t, 2, func(cfg *ccl.Config) {
 				host := "ab"[cfg.Rank]
@@ -69,7 +74,20 @@ func TestRailsLossy(t *testing.T) {
 		return done[0].Load() >= 200 && done[1].Load() >= 200 && done[2].Load() >= 200
 	})
 	qps := queuePairsOf(t, "rxa0/1")
-	sh(t, fmt.Sprintf(railRate, "a0")+" loss 12%")
+	var before [pairs]uint64
+	for i := range flows {
+		before[i], _ = flows[i].slow()
+	}
+	onset := record.Now()
+	sh(t, fmt.Sprintf(railRate, "a0")+" loss 5%")
+	p.awaitFor(t, patient, "a window of a slow network in the history of the rail's connection", func() bool {
+		_, w, _ := flows[0].firstSlow(onset)
+		return w.Last != 0
+	})
+	if c, _, _ := flows[0].firstSlow(onset); !slices.Contains(qps, fmt.Sprintf("%d->%d", c.ID, c.PeerID)) {
+		t.Errorf("the history has queue pair %d->%d, the kernel has %v", c.ID, c.PeerID, qps)
+	}
+	flows[0].tellFirst(t, onset)
 	var why string
 	moved := regexp.MustCompile(`NIC rx[ab]0/1 of host [ab] saw loss \([a-z_]+ by \d+: `)
 	p.awaitFor(t, patient, "a verdict on the rail whose evidence has the counters", func() bool {
@@ -88,15 +106,23 @@ func TestRailsLossy(t *testing.T) {
 	if !slices.Contains(qps, named[1]) && !slices.Contains(qps, peer+"->"+own) {
 		t.Errorf("queue pair %s is none of the kernel's on the rail: %v", named[1], qps)
 	}
+	for i := range flows {
+		n, _ := flows[i].slow()
+		t.Logf("pair %d over rail %d: %d windows of a slow network before the rail lost packets, %d since",
+			i, flows[i].rail, before[i], n-before[i])
+	}
 	if other := regexp.MustCompile(`connection .*rx[ab]1/1`).FindString(why); other != "" {
 		t.Errorf("an innocent rail is named: %s", other)
 	}
 }
 
+// lossyCount is how many numbers ranks add up: some dozen packets, of which a lossy rail drops one as a rule.
+const lossyCount = 16 << 10
+
 // summed calls AllReduce until stop, which any rank passes on in the first element.
 func summed(ctx context.Context, c *ccl.Comm, stop *atomic.Bool, done *atomic.Int64) error {
 	s := c.NewStream()
-	in, out := make([]float32, 2<<10), make([]float32, 2<<10)
+	in, out := make([]float32, lossyCount), make([]float32, lossyCount)
 	for out[0] == 0 {
 		if stop.Load() {
 			in[0] = 1

@@ -47,6 +47,9 @@ type arrivalPart struct {
 	rank        int32  // world rank that was last by most, -1: nobody by more than clocks may be wrong
 	late        float32
 	took        float32 // from when the last one had entered to when the first one left, or the last where they do not wait
+	// Of the sampled ones the number of those before which another one was sampled, and how late rank was to these.
+	knownN    uint32
+	knownLate float32
 }
 
 const (
@@ -145,7 +148,8 @@ func (d *arrivals) takeOne(x *arrivalsOf, a *Arrival) {
 		late -= d.ev.Nodes[p].MapError + d.ev.Nodes[q].MapError
 	}
 	// Who left the one before later than others is as late in this one, and for no fault of its own.
-	if len(x.end) == len(a.End) && a.Seq == x.seq+1 {
+	known := len(x.end) == len(a.End) && a.Seq == x.seq+1
+	if known {
 		v := make([]float64, len(x.end))
 		for m := range x.end {
 			v[m] = float64(x.end[m])
@@ -170,6 +174,9 @@ func (d *arrivals) takeOne(x *arrivalsOf, a *Arrival) {
 		x.period, x.bySteps = 0, false
 	}
 	part := arrivalPart{from: at, until: at, seq: a.Seq, seqs: seqs, n: 1, rank: rank, late: float32(late), took: float32(max(0, left-at))}
+	if known {
+		part.knownN, part.knownLate = 1, part.late
+	}
 	if n := len(x.parts); n > 0 {
 		p := &x.parts[n-1]
 		if x.dense() && at-p.from < arrivalPartTime && at >= p.from {
@@ -194,11 +201,11 @@ func (d *arrivals) takeOne(x *arrivalsOf, a *Arrival) {
 func (p *arrivalPart) join(q *arrivalPart) {
 	switch {
 	case q.rank == p.rank:
-		p.late += q.late
+		p.late, p.knownLate = p.late+q.late, p.knownLate+q.knownLate
 	case q.late > p.late:
-		p.rank, p.late = q.rank, q.late
+		p.rank, p.late, p.knownLate = q.rank, q.late, q.knownLate
 	}
-	p.took += q.took
+	p.took, p.knownN = p.took+q.took, p.knownN+q.knownN
 	p.until, p.seq, p.seqs, p.n = q.until, q.seq, p.seqs+q.seqs, p.n+q.n
 }
 

@@ -149,7 +149,7 @@ func (d *arrivals) over(ci, r int32, h int, alone func() bool) (s lateRank, ok b
 		return s, false
 	}
 	late := min(latenessOf(r, x.rounds[first:]), slower)
-	if s.cost = min(s.cost, slower); s.cost < max(leastCost, d.drags.hungry(r)) || !d.spends(r, s.since, late) && !alone() || d.recovered(&s) {
+	if s.cost = min(s.cost, slower); s.cost < max(leastCost, d.drags.hungry(r)) || !d.spends(r, s.since, late) && (!alone() || heldUp(r, x.rounds[first:])) || d.recovered(&s) {
 		return s, false
 	}
 	chance, lasted := d.chance(&s), d.now-s.since
@@ -356,6 +356,20 @@ func (d *arrivals) onlyHere(r, ci int32) bool {
 func (d *arrivals) spends(r int32, since int64, cost float64) bool {
 	n := d.drags.windowsSince(since)
 	return n > 0 && uint32(r) < uint32(len(d.drags.ranks)) && d.drags.ranks[r].mean(d.drags.windows, 0, n) >= spendsLeast*cost
+}
+
+// heldUp reports whether a rank is late where the collective before is not known, and not where it is: then it was
+// in that one for longer than others, as when what they sent it was lost on the way.
+func heldUp(r int32, rounds []arrivalPart) bool {
+	late, n, knownLate, knownN := 0.0, 0.0, 0.0, 0.0
+	for i := range rounds {
+		p := &rounds[i]
+		n, knownN = n+float64(p.n), knownN+float64(p.knownN)
+		if p.rank == r {
+			late, knownLate = late+float64(p.late), knownLate+float64(p.knownLate)
+		}
+	}
+	return knownN > 0 && knownLate/knownN < spendsLeast*late/max(n, 1)
 }
 
 // recovered reports whether a rank that cost its job in nearly every window has not since it was late

@@ -32,8 +32,8 @@ const apart = 50 * time.Millisecond
 // TestTracing follows real collectives of real ranks on two logical nodes, whose agents' wall clocks
 // are apart, through agents and OTLP, over both protocols, into a backend.
 func TestTracing(t *testing.T) {
-	b := newBackend(t)
-	w := newTraced(t, b)
+	w := newTraced(t, "traced")
+	w.train(t)
 
 	t.Run("one trace a collective", w.wholeTraces)
 	t.Run("link events", w.linkEvents)
@@ -42,12 +42,14 @@ func TestTracing(t *testing.T) {
 	t.Run("exemplars", w.exemplars)
 }
 
-// traced is a job with its agents and its master.
+// traced is a job of two nodes with its agents and its master.
 type traced struct {
 	b        *backend
 	m        *master.Master
-	runtime  string
+	job      string
+	runtime  string // has node0 and node1
 	faults   string
+	workload string // Slurm's name of it, "" for none
 	seen     [2]*seen
 	registry [2]*prometheus.Registry // of the agents
 }
@@ -71,17 +73,13 @@ func (s *seen) Collective(c *collector.Collective) {
 	}
 }
 
-func newTraced(t *testing.T, b *backend) *traced {
+// newTraced watches a job whose ranks are yet to start.
+func newTraced(t *testing.T, job string) *traced {
 	t.Helper()
-	dir := t.TempDir()
-	w := &traced{b: b, runtime: filepath.Join(dir, "rt"), faults: filepath.Join(dir, "faults")}
-	for _, d := range []string{w.faults, filepath.Join(dir, "train"), filepath.Join(dir, "run")} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
+	b := newBackend(t)
+	w := &traced{b: b, job: job, runtime: t.TempDir()}
 	log := slog.New(slog.DiscardHandler)
-	m, err := master.New(master.Options{Job: "traced", Listen: "127.0.0.1:0", Log: log})
+	m, err := master.New(master.Options{Job: job, Listen: "127.0.0.1:0", Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,9 +117,22 @@ func newTraced(t *testing.T, b *backend) *traced {
 		}
 		background(t, a.Run)
 	}
-	cmd := exec.Command("lockstep", "run", "--job", "traced", "--ranks", "4", "--nodes", "2", "--dir", filepath.Join(dir, "run"), "--runtime-dir", w.runtime, "--quiet", "--grace", "500ms", "--",
+	return w
+}
+
+// train starts four processes that train, two on each node.
+func (w *traced) train(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	w.faults, w.workload = filepath.Join(dir, "faults"), "4711"
+	for _, d := range []string{w.faults, filepath.Join(dir, "train"), filepath.Join(dir, "run")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("lockstep", "run", "--job", w.job, "--ranks", "4", "--nodes", "2", "--dir", filepath.Join(dir, "run"), "--runtime-dir", w.runtime, "--quiet", "--grace", "500ms", "--",
 		"lockstep", "train", "--dp", "2", "--tp", "2", "--dir", filepath.Join(dir, "train"), "--pace", "20ms")
-	cmd.Env = append(os.Environ(), "LOCKSTEP_FAULT_DIR="+w.faults, "SLURM_JOB_ID=4711")
+	cmd.Env = append(os.Environ(), "LOCKSTEP_FAULT_DIR="+w.faults, "SLURM_JOB_ID="+w.workload)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -130,7 +141,6 @@ func newTraced(t *testing.T, b *backend) *traced {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait()
 	})
-	return w
 }
 
 // background runs a component until the test ends.
@@ -248,7 +258,7 @@ func (w *traced) checkTrace(t *testing.T, spans []span) {
 		if want := fmt.Sprintf("rank %.0f (%s) AllReduce", a.number(names.AttrWorldRank), node); a.name != want {
 			t.Errorf("a span is called %q, not %q", a.name, want)
 		}
-		if a.attrs[names.AttrClock] != "host" || a.attrs[names.AttrClockScale] != "job" || a.attrs[names.AttrClockError] == nil || a.attrs["slurm.job.id"] != "4711" {
+		if a.attrs[names.AttrClock] != "host" || a.attrs[names.AttrClockScale] != "job" || a.attrs[names.AttrClockError] == nil || w.workload != "" && a.attrs["slurm.job.id"] != w.workload {
 			t.Errorf("%s: attributes %v", a.name, a.attrs)
 		}
 		corrections[node] = a.number(names.AttrClockCorrection)
