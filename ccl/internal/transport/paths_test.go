@@ -351,8 +351,8 @@ func TestHalfNeverComes(t *testing.T) {
 		if err := exchange(m, rank, size, 1, 10, 50_000); err != nil {
 			return err
 		}
-		if _, sockets := lanes(m, 1-rank); sockets != 2 {
-			return fmt.Errorf("%d sockets, want 2", sockets)
+		if _, sockets := lanes(m, 1-rank); sockets != 4 {
+			return fmt.Errorf("%d sockets, want 4", sockets)
 		}
 		return nil
 	})
