@@ -191,6 +191,8 @@ func childMain(role string) int {
 	run := child
 	if role == gpuCopiesRole {
 		run = func(string) error { return gpuCopies() }
+	} else if role == gpuQueuesRole {
+		run = func(string) error { return gpuQueues() }
 	} else if role == gpuAloneRole {
 		run = func(string) error { return gpuAlone() }
 	} else if strings.HasPrefix(role, "gpu groups ") {

@@ -211,7 +211,7 @@ func noteCrowded(log *slog.Logger, p *executor.Process, gpu, streams, queues int
 	if queues >= cuda.MaxConnections {
 		cure = "use fewer communicators and streams on a GPU: there are no more queues"
 	}
-	log.Warn("a GPU has more CUDA streams than hardware queues: one that waits for another rank may hold up others of this process, and hang",
+	log.Warn("a GPU has more CUDA streams than hardware queues: one that waits for another rank may hold up others, and then for good",
 		"device", GPU(gpu), "streams", streams, "queues", queues, "cure", cure)
 }
 

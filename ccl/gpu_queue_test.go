@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -72,48 +73,75 @@ func (k call) again(c *ccl.Comm, s *ccl.Stream, m *memory) error {
 	return k.on(c, s, m.bytes(k.dt, 0, sendBytes), m.bytes(k.dt, second, recvBytes))
 }
 
+// gpuQueuesRole is the role of the process of TestGPUQueues.
+const gpuQueuesRole = "gpu queues"
+
 // TestGPUQueues: a process is told once that its streams are more than the GPU's hardware queues, however
-// many communicators and streams there are beyond, and not while there are as many.
+// many communicators and streams there are beyond, and not while there are as many. It is a process of its
+// own, since streams of earlier tests are there until they are collected.
 func TestGPUQueues(t *testing.T) {
-	for _, queues := range []string{"5", "32"} {
-		t.Run(queues, func(t *testing.T) {
-			_, gpus := gpuRanks(t)
-			t.Setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
-			var said bytes.Buffer
-			log := slog.New(slog.NewTextHandler(&said, nil)) // one write a line, under a lock of its own
-			const warning = "more CUDA streams than hardware queues"
-			ranks(t, 1, onGPUs(t, gpus, func(cfg *ccl.Config) { cfg.Log = log }), func(ctx context.Context, c *ccl.Comm) error {
-				m, err := newMemory(ctx, c, 1<<20, false)
-				if err != nil {
-					return err
-				}
-				if strings.Contains(said.String(), warning) {
-					return fmt.Errorf("said of one communicator: %s", said.String())
-				}
-				more, err := c.Split(ctx, 0, 0, "more")
-				if err != nil {
-					return err
-				}
-				buf := m.bytes(ccl.Float32, 0, 1<<10)
-				streams := make([]*ccl.Stream, 8)
-				for i := range streams {
-					streams[i] = c.NewStream()
-					if err := do(ctx, streams[i], more.AllReduce(streams[i], buf, buf, ccl.Sum)); err != nil {
-						return err
-					}
-				}
-				return errors.Join(more.Close(), m.free(ctx))
-			})
-			want := 0
-			if queues == "5" {
-				want = 1
+	gpuRanks(t) // or skip
+	for queues, want := range map[int][]string{
+		5:  {"one communicator: 0 warnings", "all: 1 warnings", "queues=5 cure=\"set CUDA_DEVICE_MAX_CONNECTIONS=32"},
+		32: {"one communicator: 0 warnings", "all: 0 warnings"},
+	} {
+		t.Run(fmt.Sprint(queues), func(t *testing.T) {
+			p := startRank(t, freeID(t), 0, 1, 1, gpuQueuesRole, "LOCKSTEP_DEVICE=cuda:0", fmt.Sprintf("CUDA_DEVICE_MAX_CONNECTIONS=%d", queues))
+			for _, text := range want {
+				p.expect(t, 0, text)
 			}
-			if got := strings.Count(said.String(), warning); got != want {
-				t.Errorf("said %d times, want %d:\n%s", got, want, said.String())
-			}
-			if how := "queues=5 cure=\"set CUDA_DEVICE_MAX_CONNECTIONS=32"; want == 1 && !strings.Contains(said.String(), how) {
-				t.Errorf("no %s in:\n%s", how, said.String())
+			for line := range p.lines {
+				t.Errorf("it also says %q", line)
 			}
 		})
 	}
+}
+
+func gpuQueues() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cfg, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = cfg.Prepare()
+	}
+	if err != nil {
+		return err
+	}
+	defer cfg.Recorder.Close()
+	var said bytes.Buffer
+	cfg.Secret, cfg.Log = secret, slog.New(slog.NewTextHandler(&said, nil))
+	warnings := func(of string) {
+		fmt.Printf("%s: %d warnings\n", of, strings.Count(said.String(), "more CUDA streams than hardware queues"))
+	}
+	c, err := ccl.Init(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	warnings("one communicator")
+	m, err := newMemory(ctx, c, 1<<20, false)
+	if err != nil {
+		return err
+	}
+	more, err := c.Split(ctx, 0, 0, "more")
+	if err != nil {
+		return err
+	}
+	buf := m.bytes(ccl.Float32, 0, 1<<10)
+	streams := make([]*ccl.Stream, 8)
+	for i := range streams {
+		streams[i] = c.NewStream()
+		if err := do(ctx, streams[i], more.AllReduce(streams[i], buf, buf, ccl.Sum)); err != nil {
+			return err
+		}
+	}
+	runtime.KeepAlive(streams)
+	if err := errors.Join(more.Close(), m.free(ctx), c.Close()); err != nil {
+		return err
+	}
+	warnings("all")
+	if _, how, found := strings.Cut(said.String(), "queues="); found {
+		how, _, _ = strings.Cut(how, " before")
+		fmt.Println("queues=" + how)
+	}
+	return nil
 }
