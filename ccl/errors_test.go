@@ -209,24 +209,37 @@ func childMain(role string) int {
 	return 0
 }
 
-// child is a rank of TestPeerLost. It says "ready" once it has finished a
-// collective, and then the error of the collective that cannot finish.
-func child(role string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
+// initFromEnv is a rank by this process's environment; prepare may change that. The caller closes the
+// recorder.
+func initFromEnv(ctx context.Context, prepare func(*ccl.Config)) (*ccl.Comm, ccl.Config, error) {
 	cfg, err := ccl.ConfigFromEnv()
 	if err == nil {
 		err = cfg.Prepare()
 	}
 	if err != nil {
-		return err
+		return nil, cfg, err
 	}
-	defer cfg.Recorder.Close()
 	cfg.Secret = secret
+	if prepare != nil {
+		prepare(&cfg)
+	}
 	c, err := ccl.Init(ctx, cfg)
+	if err != nil {
+		cfg.Recorder.Close()
+	}
+	return c, cfg, err
+}
+
+// child is a rank of TestPeerLost. It says "ready" once it has finished a
+// collective, and then the error of the collective that cannot finish.
+func child(role string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, cfg, err := initFromEnv(ctx, nil)
 	if err != nil {
 		return err
 	}
+	defer cfg.Recorder.Close()
 	s := c.NewStream()
 	if err := do(ctx, s, c.Barrier(s)); err != nil {
 		return err

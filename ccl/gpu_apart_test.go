@@ -196,19 +196,11 @@ func gpuAlone() error {
 	if gpus, err := ccl.Devices(); gpus != 1 || err != nil {
 		return fmt.Errorf("sees %d GPUs: %w", gpus, err)
 	}
-	cfg, err := ccl.ConfigFromEnv()
-	if err == nil {
-		err = cfg.Prepare()
-	}
+	c, cfg, err := initFromEnv(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer cfg.Recorder.Close()
-	cfg.Secret = secret
-	c, err := ccl.Init(ctx, cfg)
-	if err != nil {
-		return err
-	}
 	s := c.NewStream()
 	m, err := newMemory(ctx, c, 1<<20, false)
 	if err != nil {

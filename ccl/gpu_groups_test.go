@@ -385,19 +385,11 @@ func TestGPUGroupsAbort(t *testing.T) {
 func groupsChild(role string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	cfg, err := ccl.ConfigFromEnv()
-	if err == nil {
-		err = cfg.Prepare()
-	}
+	c, cfg, err := initFromEnv(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer cfg.Recorder.Close()
-	cfg.Secret = secret
-	c, err := ccl.Init(ctx, cfg)
-	if err != nil {
-		return err
-	}
 	s, p := c.NewStream(), stages(c.Size(), 5, mixedSizes)
 	m, err := newMemory(ctx, c, 2*p.area+32, false)
 	if err != nil {

@@ -329,19 +329,11 @@ func TestGPUNodesMixed(t *testing.T) {
 func gpuChild(role string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	cfg, err := ccl.ConfigFromEnv()
-	if err == nil {
-		err = cfg.Prepare()
-	}
+	c, cfg, err := initFromEnv(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer cfg.Recorder.Close()
-	cfg.Secret = secret
-	c, err := ccl.Init(ctx, cfg)
-	if err != nil {
-		return err
-	}
 	s := c.NewStream()
 	const size = 1 << 20
 	m, err := newMemory(ctx, c, size, false)

@@ -290,17 +290,11 @@ func TestGPUNodesShareGPU(t *testing.T) {
 							return errors.New("rank 1's call does not return before this rank calls")
 						}
 					}
-					done := make(chan error, 1)
-					go func() { done <- launch() }()
-					select {
-					case err := <-done:
-						if c.Rank() == 1 {
-							close(called)
-						}
-						return err
-					case <-time.After(patience / 4):
-						return errors.New("the call does not return")
+					err := returns(launch)
+					if c.Rank() == 1 {
+						close(called)
 					}
+					return err
 				})
 				if err := do(ctx, s, err); err != nil {
 					return err

@@ -295,14 +295,7 @@ func TestGPUPeersShareGPU(t *testing.T) {
 						return launch()
 					}
 					<-called
-					done := make(chan error, 1)
-					go func() { done <- launch() }()
-					select {
-					case err := <-done:
-						return err
-					case <-time.After(patience / 4):
-						return errors.New("the call does not return")
-					}
+					return returns(launch)
 				})
 				if err := do(ctx, s, err); err != nil {
 					return err

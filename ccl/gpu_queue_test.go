@@ -100,23 +100,15 @@ func TestGPUQueues(t *testing.T) {
 func gpuQueues() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	cfg, err := ccl.ConfigFromEnv()
-	if err == nil {
-		err = cfg.Prepare()
+	var said bytes.Buffer
+	warnings := func(of string) {
+		fmt.Printf("%s: %d warnings\n", of, strings.Count(said.String(), "more CUDA streams than hardware queues"))
 	}
+	c, cfg, err := initFromEnv(ctx, func(cfg *ccl.Config) { cfg.Log = slog.New(slog.NewTextHandler(&said, nil)) })
 	if err != nil {
 		return err
 	}
 	defer cfg.Recorder.Close()
-	var said bytes.Buffer
-	cfg.Secret, cfg.Log = secret, slog.New(slog.NewTextHandler(&said, nil))
-	warnings := func(of string) {
-		fmt.Printf("%s: %d warnings\n", of, strings.Count(said.String(), "more CUDA streams than hardware queues"))
-	}
-	c, err := ccl.Init(ctx, cfg)
-	if err != nil {
-		return err
-	}
 	warnings("one communicator")
 	m, err := newMemory(ctx, c, 1<<20, false)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/cudatest"
@@ -138,4 +139,16 @@ func capture(ctx context.Context, c *ccl.Comm, s *ccl.Stream, gpus int, f func()
 		err = meet(ctx)
 	}
 	return g, err
+}
+
+// returns is what a call returns, or that it has not for long: the driver may hold a thread up for good.
+func returns(call func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(patience / 4):
+		return errors.New("the call does not return")
+	}
 }

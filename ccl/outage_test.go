@@ -127,19 +127,11 @@ func (n *twoNodes) start(env ...string) []*rankProcess {
 func outageChild() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	cfg, err := ccl.ConfigFromEnv()
-	if err == nil {
-		err = cfg.Prepare()
-	}
+	c, cfg, err := initFromEnv(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer cfg.Recorder.Close()
-	cfg.Secret = secret
-	c, err := ccl.Init(ctx, cfg)
-	if err != nil {
-		return err
-	}
 	links, err := record.Open(cfg.Recorder.Path())
 	if err != nil {
 		return err

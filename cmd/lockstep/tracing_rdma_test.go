@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,12 +43,7 @@ func TestTracingRDMA(t *testing.T) {
 // what they are on whatever path.
 func (w *traced) reduce(t *testing.T) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, err := ccl.NewUniqueID(l.Addr().String())
-	l.Close()
+	id, err := ccl.NewUniqueID(freeAddrs(t, 1)[0])
 	if err != nil {
 		t.Fatal(err)
 	}

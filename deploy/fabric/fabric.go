@@ -270,9 +270,11 @@ const (
 	// A link that has been idle carries no more at once than a switch's does: some frames, which are as
 	// large as the kernel forwards in one piece. (A token bucket of 64 KiB is 50 ms of a link of 10 Mbit/s.)
 	frames  = 1
-	mtu     = 9000
-	frame   = mtu + 14
 	burstMs = 8
+	// Frames are as large as fabrics of training clusters have them. With 1,500 bytes each second one is
+	// acknowledged, and what acknowledgements take of links that nobody planned for them limits a ring.
+	mtu   = 9000
+	frame = mtu + 14 // bytes, with Ethernet's header
 )
 
 // classesOf adds, or changes, an interface's classes for a rate in kbit/s: two, as switches have them, of which what

@@ -211,7 +211,8 @@ func (j *job) bus(ends []float64, from, to float64) float64 {
 	return float64(j.bytes) * 8 * 2 * (n - 1) / n * float64(k-1-i) / (ends[k-1] - ends[i]) / 1e6
 }
 
-// ideal is what a host's two ports carry of payload, in Mbit/s.
+// ideal is what a host's two ports carry of payload, in Mbit/s: frames without the headers of Ethernet, IP and
+// TCP, the latter with timestamps.
 func (b *bed) ideal() float64 { return 2 * float64(b.up.Rate) * 8948 / 9014 }
 
 // ring orders hosts so that each talks to the next over spines.

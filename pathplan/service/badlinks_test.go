@@ -63,6 +63,15 @@ func newFabric(pods, spines, each int) (f Fabric) {
 	return f
 }
 
+// newRoutes is a network between the hosts of a planner's two pods of two, for what routes and traces say.
+func newRoutes(t *testing.T, s *Server, spines int) *network {
+	n := &network{t: t, r: rand.New(rand.NewPCG(1, 2)), f: s.o.Fabric, pods: 2, spines: spines, loss: map[pathplan.Link]float64{}, seed: 1}
+	for h := range 4 {
+		n.hosts = append(n.hosts, &simHost{pod: h / 2, addr: addrOf(h)})
+	}
+	return n
+}
+
 func newNetwork(t *testing.T, r *rand.Rand, pods, spines, each int) *network {
 	t.Helper()
 	n := &network{t: t, r: r, spines: spines, pods: pods, now: time.Now(), loss: map[pathplan.Link]float64{}, seed: r.Uint64(), ever: map[pathplan.Link]bool{}}

@@ -25,11 +25,11 @@ type ClientOptions struct {
 	Planner     string // HOST:PORT
 	Credentials credentials.TransportCredentials
 	Node, Job   string
-	Ports       int // source ports that are traced for a connection, 256
-	FirstPort   int // of those that are used, 20000: below what kernels choose from
-	LastPort    int // 31999; those of RoCE v2 are 49152 to 65535, as devices make them
-	Rate        int // traces a second, 4000
-	Verify      time.Duration
+	Ports       int           // source ports that are traced for a connection, 256
+	FirstPort   int           // of those that are used, 20000: below what kernels choose from
+	LastPort    int           // 31999; those of RoCE v2 are 49152 to 65535, as devices make them
+	Rate        int           // traces a second, 4000
+	Verify      time.Duration // 500 ms: how often lanes' paths are looked at while a rank waits
 	Log         *slog.Logger
 }
 

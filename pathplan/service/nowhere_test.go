@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -20,90 +19,40 @@ import (
 func TestNowhere(t *testing.T) {
 	const spines, lanes = 4, 4
 	s := serve(t, Options{Fabric: newFabric(2, spines, 2)})
-	creds, err := Credentials(nil, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &network{t: t, r: rand.New(rand.NewPCG(3, 4)), f: s.o.Fabric, pods: 2, spines: spines, loss: map[pathplan.Link]float64{}, seed: 1}
-	for h := range 4 {
-		n.hosts = append(n.hosts, &simHost{pod: h / 2, addr: addrOf(h)})
-	}
-	c, err := NewClient(ClientOptions{Planner: s.Addr().String(), Credentials: creds, Node: "host0", Job: "a", Verify: 10 * time.Millisecond, Ports: 32, Log: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	n := newRoutes(t, s, spines)
 	var mu sync.Mutex
 	var gone pathplan.Link
 	// takes is the path of a port: what went over the link that is gone goes over the next spine.
 	takes := func(port uint16) pathplan.Path {
 		up, down := n.route(addrOf(0), addrOf(2), port)
 		if up == gone {
-			for i, spine := range s.o.Fabric.Spines {
-				if spine == up.To {
-					up.To = s.o.Fabric.Spines[(i+1)%spines]
-					down.From = up.To
-					break
-				}
-			}
+			i := slices.Index(s.o.Fabric.Spines, up.To)
+			up.To = s.o.Fabric.Spines[(i+1)%spines]
+			down.From = up.To
 		}
 		return pathplan.Path{Up: up, Down: down}
 	}
-	c.hops = func(_ context.Context, o probe.TraceOptions) ([]probe.Hops, error) {
+	f := follow(t, s, ClientOptions{Verify: 10 * time.Millisecond, Ports: 32}, ccl.PathConn{Comm: 1, Peer: 1, Local: addrOf(0), Remote: netip.AddrPortFrom(addrOf(2), 5000)}, lanes,
+		func(_ context.Context, o probe.TraceOptions) ([]probe.Hops, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			out := make([]probe.Hops, len(o.Ports))
+			for i, port := range o.Ports {
+				p := takes(port)
+				out[i] = probe.Hops{s.o.Fabric.addrs[p.Up], s.o.Fabric.addrs[p.Down]}
+			}
+			return out, nil
+		})
+	right := func(port uint16, p pathplan.Path) bool {
 		mu.Lock()
 		defer mu.Unlock()
-		out := make([]probe.Hops, len(o.Ports))
-		for i, port := range o.Ports {
-			p := takes(port)
-			out[i] = probe.Hops{s.o.Fabric.addrs[p.Up], s.o.Fabric.addrs[p.Down]}
-		}
-		return out, nil
+		return takes(port) == p && p.Up != gone
 	}
-	moved := make(chan struct{}, 100)
-	p := c.Open(ccl.PathConn{Comm: 1, Peer: 1, Local: addrOf(0), Remote: netip.AddrPortFrom(addrOf(2), 5000)}, func() {
-		select {
-		case moved <- struct{}{}:
-		default:
-		}
-	})
-	defer p.Close()
-	state := make([]ccl.LaneState, lanes)
-	// settles awaits ports that take the plan, which does not cross the link that is gone.
-	settles := func(what string) {
-		t.Helper()
-		for end := time.Now().Add(patience); ; {
-			for i := range state {
-				state[i].Acked += bulk
-			}
-			p.Seen(state)
-			select {
-			case <-moved:
-				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
-				for i, port := range p.Ports(ctx, lanes) {
-					state[i].Port = port
-				}
-				cancel()
-			case <-time.After(time.Millisecond):
-			}
-			good := true
-			mu.Lock()
-			for _, a := range s.Assignments("a") {
-				good = good && state[a.Lane].Port != 0 && takes(state[a.Lane].Port) == a.Path && a.Path.Up != gone
-			}
-			mu.Unlock()
-			if good && len(s.Assignments("a")) == lanes {
-				return
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%s: ports %v, the plan is %+v", what, state, s.Assignments("a"))
-			}
-		}
-	}
-	settles("at first")
+	f.settles("at first", right)
 	mu.Lock()
 	gone = s.Assignments("a")[0].Path.Up
 	mu.Unlock()
-	settles("when a link is gone")
+	f.settles("when a link is gone", right)
 }
 
 // TestNowhereOnlyOnes: a word of a path that the lane has left, or of another's connection, moves nothing.

@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -19,92 +18,44 @@ import (
 // did, or when a queue pair has lost its port; and none of them rests.
 func TestQueuePairPorts(t *testing.T) {
 	s := serve(t, Options{})
-	creds, err := Credentials(nil, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &network{t: t, r: rand.New(rand.NewPCG(1, 2)), f: s.o.Fabric, pods: 2, spines: 2, loss: map[pathplan.Link]float64{}, seed: 1}
-	for h := range 4 {
-		n.hosts = append(n.hosts, &simHost{pod: h / 2, addr: addrOf(h)})
-	}
-	c, err := NewClient(ClientOptions{Planner: s.Addr().String(), Credentials: creds, Node: "host0", Job: "a", Verify: time.Millisecond, Log: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	n := newRoutes(t, s, 2)
 	var mu sync.Mutex
 	foreign := 0
-	c.hops = func(ctx context.Context, o probe.TraceOptions) ([]probe.Hops, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if o.Proto != probe.UDP || o.Dst.Port() != 4791 || slices.Min(o.Ports) < 49152 {
-			foreign++
-		}
-		return n.trace(ctx, o)
-	}
-	src, dst := addrOf(0), addrOf(2)
-	moved := make(chan struct{}, 100)
-	p := c.Open(ccl.PathConn{Comm: 1, Peer: 1, RoCE: true, Local: src, Remote: netip.AddrPortFrom(dst, 4791)}, func() {
-		select {
-		case moved <- struct{}{}:
-		default:
-		}
-	})
-	defer p.Close()
-	lanes := make([]ccl.LaneState, 4)
-	p.Seen(lanes)
-	if ports := p.Ports(context.Background(), len(lanes)); ports != nil {
+	f := follow(t, s, ClientOptions{Verify: time.Millisecond}, ccl.PathConn{Comm: 1, Peer: 1, RoCE: true, Local: addrOf(0), Remote: netip.AddrPortFrom(addrOf(2), 4791)}, 4,
+		func(ctx context.Context, o probe.TraceOptions) ([]probe.Hops, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if o.Proto != probe.UDP || o.Dst.Port() != 4791 || slices.Min(o.Ports) < 49152 {
+				foreign++
+			}
+			return n.trace(ctx, o)
+		})
+	f.path.Seen(f.lanes)
+	if ports := f.path.Ports(context.Background(), len(f.lanes)); ports != nil {
 		t.Errorf("ports %v before anything was sent", ports)
 	}
-	// takes awaits ports that take the planned paths.
-	takes := func(what string) {
-		t.Helper()
-		for end := time.Now().Add(patience); ; {
-			for i := range lanes {
-				lanes[i].Acked += bulk
-			}
-			p.Seen(lanes)
-			select {
-			case <-moved:
-				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
-				ports := p.Ports(ctx, len(lanes)) // it may have taken those of an earlier call
-				cancel()
-				good := len(ports) == len(lanes)
-				mu.Lock()
-				for _, a := range s.Assignments("a") {
-					if good {
-						up, down := n.route(src, dst, ports[a.Lane])
-						good = a.Path == pathplan.Path{Up: up, Down: down} && ports[a.Lane] >= 49152
-					}
-				}
-				mu.Unlock()
-				for i, port := range ports {
-					lanes[i].Port = port
-				}
-				if sorted := slices.Sorted(slices.Values(ports)); good && len(slices.Compact(sorted)) == len(lanes) {
-					return
-				}
-			case <-time.After(time.Millisecond):
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%s: no ports of the plan's; the last are %v", what, lanes)
-			}
-		}
+	right := func(port uint16, p pathplan.Path) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		up, down := n.route(addrOf(0), addrOf(2), port)
+		return p == pathplan.Path{Up: up, Down: down} && port >= 49152
 	}
-	takes("at first")
+	f.settles("at first", right)
 	mu.Lock()
 	n.seed++
 	mu.Unlock()
-	takes("when switches hash otherwise")
-	lanes[1].Port = 0
-	takes("when a queue pair broke")
+	f.settles("when switches hash otherwise", right)
+	f.lanes[1].Port = 0
+	f.settles("when a queue pair broke", right)
+	mu.Lock()
+	defer mu.Unlock()
 	if foreign > 0 {
 		t.Errorf("%d traces are not like the queue pairs' packets", foreign)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.used) > 0 {
-		t.Errorf("ports %v are kept from other connections", c.used)
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	if len(f.c.used) > 0 {
+		t.Errorf("ports %v are kept from other connections", f.c.used)
 	}
 }
 

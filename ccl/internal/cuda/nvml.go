@@ -9,7 +9,8 @@ import (
 )
 
 // NVML is asked what the driver cannot tell of GPUs that this process does not see: it sees all GPUs
-// of the machine or container, whatever CUDA_VISIBLE_DEVICES says. It comes with the driver.
+// of the machine or container, whatever CUDA_VISIBLE_DEVICES says. It comes with the driver, and is
+// called as that is: for two questions go-nvml would be a dependency of every program over ccl.
 type nvml struct{ handle, status uintptr }
 
 const nvmlName = "libnvidia-ml.so.1"

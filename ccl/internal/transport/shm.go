@@ -29,8 +29,7 @@ type shmLink struct {
 
 	linesSent, linesAcked uint64
 	linesGot, linesTold   uint64
-	blocked               bool   // pipeBlocked is set
-	fullFrom              uint64 // of the mesh's waits: since when
+	blocked               bool // pipeBlocked is set
 	looks                 uint
 }
 
@@ -105,18 +104,11 @@ func (l *shmLink) readTail() error {
 	return nil
 }
 
-// fullLooks is how often this rank polls while the ring is full before the monitor is told, which costs
-// two looks at the clock: for a microsecond or less. A receiver that keeps up makes room within less,
-// several times an operation. Who no longer only polls has waited for longer.
-const fullLooks = 16
-
 // block asks the receiver to wake this rank when it gives credit.
 func (l *shmLink) block() error {
 	if !l.blocked {
-		l.blocked, l.fullFrom = true, l.m.waits
+		l.blocked = true
 		l.tx.flags.Or(pipeBlocked)
-	}
-	if l.m.waits-l.fullFrom >= fullLooks {
 		l.meter.block()
 	}
 	return l.check()
