@@ -106,7 +106,7 @@ type Config struct {
 	Proto Proto
 	// GPU tunes what GPU ranks do; zero leaves it to the tuning table.
 	GPU GPUConfig
-	// Sockets is how many a connection between nodes has, 0 for 2, or for 4 with Paths.
+	// Sockets is how many a connection between nodes has, 0 for 2, or for 8 with Paths.
 	Sockets int
 	// Paths gives connections their source ports, nil for the kernel's choice, and the
 	// device's. A TCP connection has twice as many sockets where both of its ends have one:

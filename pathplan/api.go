@@ -150,6 +150,8 @@ type LaneSignal struct {
 	Lane      int
 	Congested bool
 	Nowhere   bool
+	// Part is what the lane carries of its fair part of what its connection carries, 0 where that is not known.
+	Part float64
 }
 
 // LinkView is a link as the planner sees it.

@@ -19,13 +19,17 @@ const (
 	fewFor = 4
 	// excuseFor is how long it may take to find out about the link that lanes have suffered from.
 	excuseFor = 15 * time.Second
+	// aliveFrom is the part of what is fair from which on a link's lanes, together, are not slowed by it: TCP
+	// connections share a link unevenly, and most of them are then slower than one.
+	aliveFrom = 0.8
 )
 
 // Observe takes in measurements. What a link carries beyond its planned lanes is somebody
-// else's, and the plan makes room for it. A link whose lanes say network for Persist, three
-// of four of them and fewFor times as long together, while most of the fabric's do not, is taken for slower than its rate;
-// that wears off in minutes, so that a link which is well again is tried again. Names that
-// are not in the plan are passed over: they may have gone a moment ago.
+// else's, and the plan makes room for it. A link is taken for slower than its rate when its lanes
+// say network for Persist, three of four of them and fewFor times as long together, while most of
+// the fabric's do not, and carry together less than is fair. That wears off in minutes, so that a
+// link which is well again is tried again. Names that are not in the plan are passed over: they may
+// have gone a moment ago.
 func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
 	p.now = now
 	for _, m := range links {
@@ -55,6 +59,9 @@ func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
 		}
 		l := &c.lanes[s.Lane]
 		l.heard = now
+		if s.Part > 0 {
+			l.part = s.Part
+		}
 		if s.Nowhere {
 			p.shun(l, now)
 		}
@@ -95,6 +102,8 @@ func (p *Planner) excuse(now time.Time, of *link) {
 func (p *Planner) judge(now time.Time) {
 	type votes struct {
 		heard, congested int
+		known            int           // lanes whose part is known
+		parts            float64       // the sum of theirs
 		said             time.Duration // for how long the congested lanes have said so, together
 	}
 	of := make([]votes, len(p.links))
@@ -105,6 +114,10 @@ func (p *Planner) judge(now time.Time) {
 				continue
 			}
 			of[i].heard++
+			if l.part > 0 {
+				of[i].known++
+				of[i].parts += l.part
+			}
 			if !l.congested.IsZero() && now.Sub(l.congested) >= p.opt.Persist {
 				of[i].congested++
 				of[i].said += now.Sub(l.congested)
@@ -117,7 +130,8 @@ func (p *Planner) judge(now time.Time) {
 	}
 	for i := range p.links {
 		k := &p.links[i]
-		blamed := of[i].said >= fewFor*p.opt.Persist && 4*of[i].congested >= 3*of[i].heard && 2*all.congested < all.heard
+		blamed := of[i].said >= fewFor*p.opt.Persist && 4*of[i].congested >= 3*of[i].heard && 2*all.congested < all.heard &&
+			of[i].parts <= aliveFrom*float64(of[i].known)
 		switch {
 		case blamed && now.Sub(k.changed) >= 2*p.opt.Persist:
 			switch {

@@ -92,6 +92,43 @@ func TestCongestedLink(t *testing.T) {
 	}
 }
 
+// TestUnevenlyShared: a link is not slow whose lanes carry what is fair, together, though one of them has most of
+// it, as connections over TCP may; it is where all of them carry less.
+func TestUnevenlyShared(t *testing.T) {
+	p := newPlanner(t, paper(), Options{Steered: true})
+	mustAllocate(t, p, pairs(16, 8, 4))
+	up := p.byLink[dying]
+	blamed := func(most float64) bool {
+		now := p.now.Add(time.Minute)
+		for range 100 {
+			now = now.Add(100 * time.Millisecond)
+			var signals []LaneSignal
+			for i, l := range p.links[up].lanes {
+				s := LaneSignal{Conn: l.conn.id, Lane: l.index, Congested: true, Part: 0.5}
+				if i%4 == 0 {
+					s.Congested, s.Part = false, most
+				}
+				signals = append(signals, s)
+			}
+			for i := range p.links {
+				if i != int(up) && p.links[i].up {
+					for _, l := range p.links[i].lanes {
+						signals = append(signals, LaneSignal{Conn: l.conn.id, Lane: l.index, Part: 1})
+					}
+				}
+			}
+			p.Observe(now, nil, signals)
+		}
+		return p.links[up].derate > 0
+	}
+	if blamed(2.5) {
+		t.Error("its lanes have all of it, and it is taken for slower")
+	}
+	if !blamed(1) {
+		t.Error("its lanes have five eighths of it, and it is not taken for slower")
+	}
+}
+
 // TestExcused: a link whose lanes suffered from another, of its spine or its leaf, is not taken for
 // slow once that is found, nor when it is back.
 func TestExcused(t *testing.T) {

@@ -74,6 +74,7 @@ type lane struct {
 	congested time.Time // since when its windows say network
 	excused   time.Time // when what it said was taken back
 	heard     time.Time // when they last said anything
+	part      float64   // of what is fair that it carries, 0: not known
 }
 
 func withDefaults(o Options) Options {

@@ -166,7 +166,7 @@ func (w *world) step() {
 		}
 		var signals []LaneSignal
 		for _, a := range p.Assignments(ConnID{Tenant: "t1", Job: "j1"}) {
-			signals = append(signals, LaneSignal{a.Conn, a.Lane, r.IntN(4) == 0, r.IntN(20) == 0})
+			signals = append(signals, LaneSignal{a.Conn, a.Lane, r.IntN(4) == 0, r.IntN(20) == 0, 2 * r.Float64()})
 		}
 		p.Observe(w.now, loads, signals)
 	case 7:

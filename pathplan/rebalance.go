@@ -360,7 +360,7 @@ func (r *rebalance) moves() []Move {
 			continue
 		}
 		if was.up != l.up || was.down != l.down || was.port != l.port {
-			l.moved, l.congested = r.now, time.Time{} // what it said was of another path
+			l.moved, l.congested, l.part = r.now, time.Time{}, 0 // what it said was of another path
 		}
 		out = append(out, Move{Assignment: r.assignment(r.now, l), From: r.path(was.up, was.down), FromPort: was.port, Reason: r.because(i, l)})
 	}

@@ -91,7 +91,7 @@ func (r *role) play(ctx context.Context) error {
 		}
 		probing := service.Probing{Every: time.Second, Count: number("COUNT", 10)}
 		if r.Light {
-			probing = service.Probing{Every: time.Second, Count: 2, Ports: 128, Rate: 400}
+			probing = service.Probing{Every: time.Second, Count: number("COUNT", 2), Ports: 128, Rate: number("PROBES", 400)}
 		}
 		s, err := service.New(service.Options{
 			Decided: decided, Probing: probing,

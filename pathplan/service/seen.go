@@ -103,13 +103,14 @@ func (s *Server) compared(now time.Time, st *stream, loads []*planpb.Load) (out 
 			continue
 		}
 		done[l.GetConn()] = true
-		busiest, best, fairest := 0.0, 0.0, 0.0
+		busiest, best, fairest, carries, fair := 0.0, 0.0, 0.0, 0.0, 0.0
 		s.fair = s.planner.FairRates(st.id(l.GetConn()), s.fair[:0])
 		for i, c := range lanes {
 			if now.Sub(c.at) < loadFor {
 				busiest, best = max(busiest, c.usual), max(best, c.speed)
 				if i < len(s.fair) {
 					fairest = max(fairest, s.fair[i])
+					carries, fair = carries+c.usual, fair+s.fair[i]
 				}
 			}
 		}
@@ -121,12 +122,13 @@ func (s *Server) compared(now time.Time, st *stream, loads []*planpb.Load) (out 
 			if now.Sub(c.at) >= loadFor {
 				continue
 			}
-			part := max(c.speed/best, c.usual/busiest)
+			part, ofFair := max(c.speed/best, c.usual/busiest), 0.0
 			if i < len(s.fair) && s.fair[i] > 0 {
 				part *= fairest / s.fair[i]
+				ofFair = c.usual / s.fair[i] * fair / carries
 			}
 			c.slow = part < slowFrom || c.slow && part < slowUntil
-			out = append(out, pathplan.LaneSignal{Conn: st.id(l.GetConn()), Lane: i, Congested: c.slow || now.Sub(c.bad) < badFor})
+			out = append(out, pathplan.LaneSignal{Conn: st.id(l.GetConn()), Lane: i, Congested: c.slow || now.Sub(c.bad) < badFor, Part: ofFair})
 		}
 	}
 	return out

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/internal/accept"
+	"github.com/lockstep-ccl/lockstep/record"
 	"golang.org/x/sys/unix"
 )
 
@@ -202,13 +203,15 @@ func (n *network) judge(l remote, g dataGreeting) byte {
 	case g.number <= t.whole:
 		return replyStale
 	case t.attempt == g.attempt:
+	case g.halves && g.index >= g.total/2:
+		return replyStale // the half of an attempt of ours, which is withdrawn
 	case t.dialing && (t.number > g.number || t.number == g.number && n.m.cfg.Rank < g.src):
 		return replyBusy
 	case !t.dialing && g.number <= t.number && t.attempt != [16]byte{}:
 		return replyStale
 	default:
 		t.discard()
-		t.attempt, t.number, t.dialing = g.attempt, g.number, false
+		t.attempt, t.number, t.dialing, t.theirs = g.attempt, g.number, false, record.Now()
 	}
 	if len(t.pending) > 0 && len(t.pending) != g.total {
 		return replyBusy

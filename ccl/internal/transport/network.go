@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/internal/accept"
+	"github.com/lockstep-ccl/lockstep/record"
 	"golang.org/x/sys/unix"
 )
 
@@ -69,10 +70,11 @@ type connector struct {
 	number  uint32   // of the attempt
 	dialing bool     // it is ours
 	pending []int    // its sockets so far, -1 where missing
+	theirs  int64    // when the peer's attempt last got on, 0 when there is none
 	whole   uint32   // the number of the last attempt that has all its sockets, 0 for none
 	next    []int    // the sockets of that, which the executor has yet to take over
 
-	plain      bool      // the peer dials no half of the sockets
+	plain      int64     // when the peer last dialled no half of the sockets, 0: always has
 	halved     [16]byte  // the attempt of which this end dials a half, or has
 	from, to   int       // which of next this end has dialled
 	skipped    []skipped // sound sets that were never taken over: the peer may have
@@ -155,6 +157,9 @@ func (n *network) add(l remote, g dataGreeting, fd int) {
 		unix.Close(old) // its dialler has not heard of it, and dialled again
 	}
 	t.pending[g.index] = fd
+	if !t.dialing {
+		t.theirs = record.Now()
+	}
 	if slices.Contains(t.pending, -1) {
 		return
 	}
@@ -165,7 +170,7 @@ func (n *network) add(l remote, g dataGreeting, fd int) {
 		}
 	}
 	t.chosen, t.moving, t.between, t.settled = g.move, false, false, g.number == 1
-	t.whole, t.dialing = g.number, false
+	t.whole, t.dialing, t.theirs = g.number, false, 0
 	if err := l.open(t.pending); err != nil {
 		t.fail(err)
 	}
@@ -291,7 +296,7 @@ func (n *network) sockets(rank int) int {
 		return 1
 	}
 	if n.planned(rank) {
-		return 2 * min(cmp.Or(n.m.cfg.Sockets, 4), maxSockets/2)
+		return 2 * min(cmp.Or(n.m.cfg.Sockets, maxSockets/2), maxSockets/2)
 	}
 	return cmp.Or(n.m.cfg.Sockets, 2)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/internal/accept"
+	"github.com/lockstep-ccl/lockstep/record"
 	"golang.org/x/sys/unix"
 )
 
@@ -66,6 +67,9 @@ type LaneState struct {
 const (
 	// moveFor bounds an attempt to move.
 	moveFor = 10 * time.Second
+	// plainFor is how long a connection goes without the peer's half when that has not come: what kept it
+	// may have been the network's queues.
+	plainFor = time.Minute
 	// stalledAfter is for how long nothing may be acknowledged on a planned lane.
 	stalledAfter = int64(100 * time.Millisecond)
 	// lookPlanned takes lookPath's place where there is a plan.
@@ -168,26 +172,25 @@ func (n *network) move(l remote, rank int) {
 func (n *network) back(l remote, g dataGreeting) {
 	t := l.connecting()
 	ports := n.ports(n.m.ctx, l, g.src, g.total-g.total/2)
-	for i, port := range ports {
+	each(n.m.ctx, len(ports), func(ctx context.Context, i int) answer {
 		b := dataGreeting{src: g.dst, dst: g.src, index: g.total/2 + i, total: g.total, attempt: g.attempt, number: g.number, halves: true, move: g.move}
 		for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 			t.mu.Lock()
-			wanted := t.attempt == g.attempt && t.whole < g.number && n.m.ctx.Err() == nil && n.m.cfg.Err() == nil
+			wanted := t.attempt == g.attempt && t.whole < g.number && ctx.Err() == nil && n.m.cfg.Err() == nil
 			t.mu.Unlock()
 			if !wanted {
-				return
+				return answer{status: replyStale}
 			}
-			fd, status, _, err := n.greet(n.m.ctx, b, port)
-			if err == nil && status != replyOK {
-				return // it has gone on without
+			fd, status, theirs, err := n.greet(ctx, b, ports[i])
+			if err == nil && status == replyOK {
+				n.add(l, b, fd)
 			}
 			if err == nil {
-				n.add(l, b, fd)
-				break
+				return answer{status: status, theirs: theirs} // it has gone on without, unless it is taken
 			}
 			n.pause(wait)
 		}
-	}
+	})
 }
 
 // answer begins back, once an attempt.
@@ -208,7 +211,7 @@ func (n *network) answer(l remote, g dataGreeting) {
 }
 
 // awaitHalf waits until the peer has dialled its half. When that does not come, this
-// connection does without from now on.
+// connection does without for a while.
 func (n *network) awaitHalf(ctx context.Context, t *connector, number uint32) {
 	ctx, cancel := context.WithTimeout(ctx, n.m.cfg.Bounds.Half)
 	defer cancel()
@@ -216,7 +219,7 @@ func (n *network) awaitHalf(ctx context.Context, t *connector, number uint32) {
 		t.mu.Lock()
 		done := t.whole >= number || t.number != number
 		if !done && ctx.Err() != nil {
-			t.plain = true
+			t.plain = record.Now()
 		}
 		t.mu.Unlock()
 		if done || ctx.Err() != nil {

@@ -20,6 +20,7 @@ import (
 type planner struct {
 	t     testing.TB
 	never bool // it does not answer in time
+	slow  time.Duration
 	taken net.Listener
 
 	mu    sync.Mutex
@@ -42,6 +43,7 @@ func (p *planner) Ports(ctx context.Context, lanes int) (ports []uint16) {
 		<-ctx.Done()
 		return nil
 	}
+	time.Sleep(p.slow)
 	for range lanes {
 		ports = append(ports, freePort(p.t))
 	}
@@ -351,8 +353,43 @@ func TestHalfNeverComes(t *testing.T) {
 		if err := exchange(m, rank, size, 1, 10, 50_000); err != nil {
 			return err
 		}
-		if _, sockets := lanes(m, 1-rank); sockets != 4 {
-			return fmt.Errorf("%d sockets, want 4", sockets)
+		if _, sockets := lanes(m, 1-rank); sockets != maxSockets/2 {
+			return fmt.Errorf("%d sockets, want %d", sockets, maxSockets/2)
+		}
+		return nil
+	})
+}
+
+// TestMovesMeet: where both ends begin to move and it takes them long, as it does over full queues, one's attempt
+// stands and the other's does not overtake it.
+func TestMovesMeet(t *testing.T) {
+	const rounds = 3
+	plans := [2]*planner{{t: t, slow: 300 * time.Millisecond}, {t: t, slow: 300 * time.Millisecond}}
+	goroutines(t, apart, 2, func(c *Config) { c.Paths, c.Bounds = plans[c.Rank], unhurried }, func(m *Mesh, rank, size int) error {
+		l := m.net.peer(1 - rank).(*tcpLink)
+		for round := range rounds {
+			if err := exchange(m, rank, size, uint64(1+round), 10, 50_000); err != nil {
+				return err
+			}
+			l.mu.Lock()
+			before := l.whole
+			l.mu.Unlock()
+			u := wait(m)
+			for l.number == before || l.awaits { // a move waits until both ends have taken over what was before
+				plans[rank].move()
+				l.refresh(record.Now())
+				if err := u.again(); err != nil {
+					return err
+				}
+			}
+		}
+		if err := exchange(m, rank, size, 1+rounds, 10, 50_000); err != nil {
+			return err
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if attempts := max(l.connector.number, l.whole); attempts > 1+2*rounds {
+			return fmt.Errorf("%d attempts, want one or two each of %d times", attempts-1, rounds)
 		}
 		return nil
 	})

@@ -18,6 +18,11 @@ const (
 	// dialTimeout bounds one attempt to connect: the kernel's own retries come at longer
 	// and longer intervals.
 	dialTimeout = 2 * time.Second
+	// How long the peer's attempt may come no further before this end makes one of its own: while there are
+	// sockets, long enough for a lost packet to be sent again, and without any less, at first, since the peer's
+	// attempt may go by what is broken.
+	movePatience   = 1500 * time.Millisecond
+	outagePatience = 50 * time.Millisecond
 	// handshakeSilence is how long a connection in its handshake may be unacknowledged.
 	handshakeSilence = 3 * time.Second
 	// The process is gone after so many refusals in a row over so long a time, if the peer's host
@@ -114,7 +119,6 @@ func (n *network) redial(l remote, rank int) {
 	t := l.connecting()
 	addr := n.m.infos[rank].Addr
 	var refused, unproved, shut streak
-	theirs := uint32(0) // the number of an attempt that is not ours, when it was given a moment
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
 		t.mu.Lock()
 		if !t.seeking || t.whole > t.lost || n.m.ctx.Err() != nil || n.m.cfg.Err() != nil {
@@ -122,10 +126,9 @@ func (n *network) redial(l remote, rank int) {
 			t.mu.Unlock()
 			return
 		}
-		if t.attempt != ([16]byte{}) && t.number > t.whole && !t.dialing && theirs != t.number {
-			theirs = t.number
+		if t.yields(record.Now()) {
 			t.mu.Unlock()
-			n.pause(max(wait, 100*time.Millisecond))
+			n.pause(10 * time.Millisecond)
 			continue
 		}
 		t.discard()
@@ -144,8 +147,11 @@ func (n *network) redial(l remote, rank int) {
 			t.withdraw(attempt)
 		}
 		t.mu.Lock()
-		if status == replyStale {
+		switch {
+		case status == replyStale:
 			t.number = max(t.number, newer)
+		case status == replyBusy && t.whole <= t.lost:
+			t.theirs = record.Now() // it is on its way
 		}
 		if err != nil {
 			t.last = err
@@ -182,6 +188,16 @@ func (n *network) redial(l remote, rank int) {
 		}
 		n.pause(wait/2 + rand.N(wait))
 	}
+}
+
+// yields reports whether the peer's own attempt gets on: two ends that overtake each other's attempts over a
+// network with full queues never come to an end of one. t.mu is held.
+func (t *connector) yields(now int64) bool {
+	patience := min(outagePatience<<min(t.tries, 8), movePatience)
+	if t.moving {
+		patience = movePatience // nothing is lost meanwhile
+	}
+	return t.theirs != 0 && !t.dialing && now-t.theirs < int64(patience)
 }
 
 // streak is how often one thing has come in a row, and since when.
@@ -227,7 +243,7 @@ func (n *network) connect(ctx context.Context, l remote, rank int, attempt [16]b
 	t := l.connecting()
 	t.mu.Lock()
 	halves, move := n.planned(rank), t.moving || t.between
-	if halves && t.plain {
+	if halves && t.plain != 0 && record.Now()-t.plain < int64(plainFor) {
 		halves, total = false, total/2
 		mine = total
 	}
@@ -236,18 +252,51 @@ func (n *network) connect(ctx context.Context, l remote, rank int, attempt [16]b
 		mine = total / 2
 	}
 	ports := n.ports(ctx, l, rank, mine)
-	for i, port := range ports {
+	open := func(ctx context.Context, i int) answer {
 		g := dataGreeting{src: n.m.cfg.Rank, dst: rank, index: i, total: total, attempt: attempt, number: number, halves: halves, move: move}
-		fd, status, theirs, err := n.greet(ctx, g, port)
-		if err != nil || status != replyOK {
-			return status, theirs, err
+		fd, status, theirs, err := n.greet(ctx, g, ports[i])
+		if err == nil && status == replyOK {
+			n.add(l, g, fd)
 		}
-		n.add(l, g, fd)
+		return answer{status, theirs, err}
 	}
-	if halves {
+	// The first tells whether the attempt stands; the rest need not wait for each other.
+	a := open(ctx, 0)
+	if a.taken() && mine > 1 {
+		a = each(ctx, mine-1, func(ctx context.Context, i int) answer { return open(ctx, i+1) })
+	}
+	if a.taken() && halves {
 		n.awaitHalf(ctx, t, number)
 	}
-	return replyOK, 0, nil
+	return a.status, a.theirs, a.err
+}
+
+// answer is a peer's, to a greeting.
+type answer struct {
+	status byte
+	theirs uint32 // the number of its latest attempt
+	err    error
+}
+
+func (a answer) taken() bool { return a.err == nil && a.status == replyOK }
+
+// each greets n times at once, and ends the others when one is not taken. It returns the answer that was the
+// first of those, or of all.
+func each(ctx context.Context, n int, greet func(ctx context.Context, i int) answer) (a answer) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan answer, n)
+	for i := range n {
+		go func() { answers <- greet(ctx, i) }()
+	}
+	for i := range n {
+		if got := <-answers; i == 0 || a.taken() && !got.taken() {
+			if a = got; !a.taken() {
+				cancel()
+			}
+		}
+	}
+	return a
 }
 
 // greet opens one socket.

@@ -38,7 +38,7 @@ var variables = []struct {
 		{"LOCKSTEP_GPUDIRECT", "auto, off, require; off", "ccl", "Whether NICs read the GPUs' memory between nodes."},
 		{"LOCKSTEP_NET", "auto, rdma, tcp; auto", "ccl", "What carries bytes between nodes."},
 		{"LOCKSTEP_IFNAME", "interface", "ccl", "Where a rank listens for other nodes; by default the interface that leads to rank 0."},
-		{"LOCKSTEP_SOCKETS", "number, 2 (4 with a planner)", "ccl", "Sockets of a TCP connection between nodes; with a planner, of each end, 8 at most."},
+		{"LOCKSTEP_SOCKETS", "number, 2 (8 with a planner)", "ccl", "Sockets of a TCP connection between nodes; with a planner, of each end, 8 at most."},
 		{"LOCKSTEP_OUTAGE_TIMEOUT", "duration, 30s", "ccl", "How long another rank's host may be silent, 1s to 1h."},
 		{"LOCKSTEP_PLANNER", "HOST:PORT", "lockstep perf, train, planner probe", "The fabric's planner, which gives connections their paths, over TCP and RoCE v2."},
 		{"LOCKSTEP_PLANNER_CERT", "file", "lockstep perf, train", "The job's certificate on this node, for the planner."},
