@@ -120,6 +120,12 @@ type Bounds struct {
 	Dial time.Duration
 	// Half is how long the peer may take to dial its half, 2 s.
 	Half time.Duration
+	// Plain is how long a connection does without the peer's half when that has not come, 1 minute: what kept it may
+	// have been the network's queues.
+	Plain time.Duration
+	// Attempt is how long the peer's attempt to connect may come no further before this end makes one of its own,
+	// 1.5 s: a lost packet has been sent again by then.
+	Attempt time.Duration
 	// Withdrawn is how long another set of sockets may take to come when the peer has withdrawn the one that a
 	// connection moved to, 2 s.
 	Withdrawn time.Duration
@@ -130,6 +136,8 @@ func (b *Bounds) setDefaults() {
 	b.Ports = cmp.Or(b.Ports, 50*time.Millisecond)
 	b.Dial = cmp.Or(b.Dial, time.Second)
 	b.Half = cmp.Or(b.Half, 2*time.Second)
+	b.Plain = cmp.Or(b.Plain, time.Minute)
+	b.Attempt = cmp.Or(b.Attempt, 1500*time.Millisecond)
 	b.Withdrawn = cmp.Or(b.Withdrawn, 2*time.Second)
 }
 

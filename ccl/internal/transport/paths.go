@@ -67,9 +67,6 @@ type LaneState struct {
 const (
 	// moveFor bounds an attempt to move.
 	moveFor = 10 * time.Second
-	// plainFor is how long a connection goes without the peer's half when that has not come: what kept it
-	// may have been the network's queues.
-	plainFor = time.Minute
 	// stalledAfter is for how long nothing may be acknowledged on a planned lane.
 	stalledAfter = int64(100 * time.Millisecond)
 	// lookPlanned takes lookPath's place where there is a plan.

@@ -19,8 +19,10 @@ import (
 // planner is a plan that gives each lane a port of its own and knows which were asked for.
 type planner struct {
 	t     testing.TB
-	never bool // it does not answer in time
-	slow  time.Duration
+	never bool          // it does not answer in time
+	slow  time.Duration // it takes so long
+	calls int           // that were slow, of which only the first is where once is set
+	once  bool
 	taken net.Listener
 
 	mu    sync.Mutex
@@ -43,7 +45,13 @@ func (p *planner) Ports(ctx context.Context, lanes int) (ports []uint16) {
 		<-ctx.Done()
 		return nil
 	}
-	time.Sleep(p.slow)
+	p.mu.Lock()
+	p.calls++
+	slow := p.slow > 0 && !(p.once && p.calls > 1)
+	p.mu.Unlock()
+	if slow {
+		time.Sleep(p.slow)
+	}
 	for range lanes {
 		ports = append(ports, freePort(p.t))
 	}
@@ -123,7 +131,7 @@ func lanes(m *Mesh, peer int) (ports []uint16, sockets int) {
 }
 
 // unhurried are bounds that a busy machine does not reach.
-var unhurried = Bounds{Silent: time.Minute, Ports: time.Minute, Dial: time.Minute, Half: time.Minute, Withdrawn: time.Minute}
+var unhurried = Bounds{Silent: time.Minute, Ports: time.Minute, Dial: time.Minute, Half: time.Minute, Attempt: time.Minute, Withdrawn: time.Minute}
 
 // TestPaths: what a rank sends leaves from its own plan's ports where there are ports, and
 // the connection stands where there are none.
@@ -343,12 +351,7 @@ func TestHalfNeverComes(t *testing.T) {
 		if rank == 1 { // it cannot be answered: who dials back finds nobody
 			m.net.ln.Close()
 		} else {
-			t := m.net.peer(1).connecting()
-			for begun := false; !begun; time.Sleep(time.Millisecond) {
-				t.mu.Lock()
-				begun = t.attempt != [16]byte{}
-				t.mu.Unlock()
-			}
+			m.net.begun(1)
 		}
 		if err := exchange(m, rank, size, 1, 10, 50_000); err != nil {
 			return err
@@ -358,6 +361,36 @@ func TestHalfNeverComes(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestHalfComesLate: a connection whose peer did not dial its half in time has it again later.
+func TestHalfComesLate(t *testing.T) {
+	plans := [2]*planner{{t: t}, {t: t, slow: 300 * time.Millisecond, once: true}}
+	goroutines(t, apart, 2, func(c *Config) {
+		c.Paths, c.Bounds = plans[c.Rank], unhurried
+		c.Bounds.Half, c.Bounds.Plain = 50*time.Millisecond, time.Nanosecond
+	}, func(m *Mesh, rank, size int) error {
+		if rank == 1 {
+			m.net.begun(0)
+		}
+		if err := exchange(m, rank, size, 1, 10, 50_000); err != nil {
+			return err
+		}
+		if _, sockets := lanes(m, 1-rank); sockets != maxSockets {
+			return fmt.Errorf("%d sockets, want %d", sockets, maxSockets)
+		}
+		return nil
+	})
+}
+
+// begun waits until there is an attempt to connect to a peer, or of its own.
+func (n *network) begun(peer int) {
+	t := n.peer(peer).connecting()
+	for begun := false; !begun; time.Sleep(time.Millisecond) {
+		t.mu.Lock()
+		begun = t.attempt != [16]byte{}
+		t.mu.Unlock()
+	}
 }
 
 // TestMovesMeet: where both ends begin to move and it takes them long, as it does over full queues, one's attempt

@@ -18,11 +18,9 @@ const (
 	// dialTimeout bounds one attempt to connect: the kernel's own retries come at longer
 	// and longer intervals.
 	dialTimeout = 2 * time.Second
-	// How long the peer's attempt may come no further before this end makes one of its own: while there are
-	// sockets, long enough for a lost packet to be sent again, and without any less, at first, since the peer's
-	// attempt may go by what is broken.
-	movePatience   = 1500 * time.Millisecond
-	outagePatience = 50 * time.Millisecond
+	// firstYield is Bounds.Attempt in an outage, in which the peer's attempt may go by what is broken. It doubles
+	// with each attempt of this end's own.
+	firstYield = 50 * time.Millisecond
 	// handshakeSilence is how long a connection in its handshake may be unacknowledged.
 	handshakeSilence = 3 * time.Second
 	// The process is gone after so many refusals in a row over so long a time, if the peer's host
@@ -126,7 +124,7 @@ func (n *network) redial(l remote, rank int) {
 			t.mu.Unlock()
 			return
 		}
-		if t.yields(record.Now()) {
+		if t.yields(record.Now(), n.m.cfg.Bounds.Attempt) {
 			t.mu.Unlock()
 			n.pause(10 * time.Millisecond)
 			continue
@@ -190,14 +188,13 @@ func (n *network) redial(l remote, rank int) {
 	}
 }
 
-// yields reports whether the peer's own attempt gets on: two ends that overtake each other's attempts over a
-// network with full queues never come to an end of one. t.mu is held.
-func (t *connector) yields(now int64) bool {
-	patience := min(outagePatience<<min(t.tries, 8), movePatience)
-	if t.moving {
-		patience = movePatience // nothing is lost meanwhile
+// yields reports whether the peer's own attempt gets on. Over a network with full queues, two ends that overtake
+// each other's attempts never finish one. t.mu is held.
+func (t *connector) yields(now int64, most time.Duration) bool {
+	if !t.moving { // else nothing is lost meanwhile
+		most = min(most, firstYield<<min(t.tries, 8))
 	}
-	return t.theirs != 0 && !t.dialing && now-t.theirs < int64(patience)
+	return t.theirs != 0 && !t.dialing && now-t.theirs < int64(most)
 }
 
 // streak is how often one thing has come in a row, and since when.
@@ -243,7 +240,7 @@ func (n *network) connect(ctx context.Context, l remote, rank int, attempt [16]b
 	t := l.connecting()
 	t.mu.Lock()
 	halves, move := n.planned(rank), t.moving || t.between
-	if halves && t.plain != 0 && record.Now()-t.plain < int64(plainFor) {
+	if halves && t.plain != 0 && record.Now()-t.plain < int64(n.m.cfg.Bounds.Plain) {
 		halves, total = false, total/2
 		mine = total
 	}
@@ -280,8 +277,8 @@ type answer struct {
 
 func (a answer) taken() bool { return a.err == nil && a.status == replyOK }
 
-// each greets n times at once, and ends the others when one is not taken. It returns the answer that was the
-// first of those, or of all.
+// each greets n times at once. When a greeting is not taken it cancels the others, and returns that answer; else
+// one of those that are taken.
 func each(ctx context.Context, n int, greet func(ctx context.Context, i int) answer) (a answer) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
