@@ -138,8 +138,9 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			continue
 		}
 		c := r.comm(rec.Comm)
-		if c == nil && !refreshed {
-			// The communicator joined after the last pass; a batch asks only once.
+		if !refreshed && (c == nil || rec.Kind == record.KindLink && record.LinkState(rec.Code) != record.LinkDown) {
+			// After the last pass the communicator joined, or the connection got the queue pair with which it is
+			// up again; a batch asks only once.
 			refreshed = true
 			a.recorders.Refresh(p)
 			a.learn(r)

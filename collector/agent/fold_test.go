@@ -407,6 +407,12 @@ func TestFoldLinks(t *testing.T) {
 	if l.State != record.LinkSwitched || l.At != 2500 || l.Peer != 2 || l.Conn == nil || l.Conn.QP != 77 || l.Conn.Name != "a->b" {
 		t.Errorf("%+v of %+v", l, l.Conn)
 	}
+	// A path that is up again has another queue pair, which the last pass has not seen.
+	p.Conns[0].ID = 78
+	a.fold(p, append([]record.Record{link(record.LinkUp, 6500)}, one(0, 7, 7000)...))
+	if c := s.got[6]; c.NLinks != 1 || c.Links[0].Conn == nil || c.Links[0].Conn.QP != 78 {
+		t.Errorf("a path that is up again is told as %+v of %+v, want queue pair 78", c.Links[0], c.Links[0].Conn)
+	}
 }
 
 type sinkFunc func(*collector.Collective)
