@@ -18,6 +18,9 @@ import (
 // each, without waiting in between, and checks the last.
 func TestGPUBackToBack(t *testing.T) {
 	n, all := gpuRanks(t)
+	if all > 1 && !faked {
+		n = min(n, all) // ranks that share a GPU are not given copy engines: TestGPUShared
+	}
 	for _, tt := range []struct {
 		coll record.CollKind
 		gpus int
@@ -57,6 +60,40 @@ func TestGPUBackToBack(t *testing.T) {
 				}
 				if err := check(); err != nil {
 					return err
+				}
+				return m.free(ctx)
+			})
+		})
+	}
+}
+
+// TestGPUShared: ranks that share a GPU take no copy engines unless they are asked for. Four ranks on two
+// H200s, or on one, waited for each other for good, each with few streams: in a queue of the GPU's a copy
+// that waits may be before another rank's that it waits for.
+func TestGPUShared(t *testing.T) {
+	const count = 5_000_000 // of float32: two ranks' AllGather of as much takes copy engines
+	_, all := gpuRanks(t)
+	for _, gpus := range []int{1, 2} {
+		if gpus > all {
+			t.Skip("one GPU")
+		}
+		t.Run(fmt.Sprintf("two ranks, GPUs %d", gpus), func(t *testing.T) {
+			ranks(t, 2, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+				s := c.NewStream()
+				m, err := newMemory(ctx, c, 4*4*count+1<<20, true)
+				if err != nil {
+					return err
+				}
+				k := call{coll: record.AllGather, dt: ccl.Float32, count: count}
+				check, err := k.device(ctx, c, s, m, 0)
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(s.Wait(ctx), check()); err != nil {
+					return err
+				}
+				if algo, _ := c.GPUAlgo(); (algo == record.AlgoCopyEngine) != (gpus == 2) {
+					return fmt.Errorf("two ranks on %d GPUs: ran by %s", gpus, algo)
 				}
 				return m.free(ctx)
 			})

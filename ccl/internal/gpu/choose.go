@@ -69,6 +69,12 @@ type call struct {
 	widened bool
 }
 
+// engines reports whether copy engines may be used. Ranks that share a GPU take them when that is
+// asked for (Config.Force), and may then wait for each other for good.
+func (c *Comm) engines() bool {
+	return c.copies && (!c.shared || c.cfg.Force == record.AlgoCopyEngine)
+}
+
 // may reports whether the call can take an algorithm that its collective has.
 func (c *Comm) may(k call, a record.Algo) bool {
 	switch {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -95,6 +96,9 @@ type Comm struct {
 	// hardware queues, and one that waits holds up the others of its queue, maybe
 	// those that it waits for.
 	copies bool
+	// shared: two ranks have one GPU. Their streams share its queues, in which one rank's copy that
+	// waits may be before another's that it waits for: copy engines only if they are asked for.
+	shared bool
 	major  int // the least compute capability among the ranks
 	// unlinked says which two GPUs NVLink does not join, "" where it joins all.
 	unlinked string
@@ -255,6 +259,7 @@ func (c *Comm) agree(ctx context.Context) error {
 		if r < MaxRanks {
 			c.names[r] = s.GPU
 		}
+		c.shared = c.shared || slices.Contains(buses[:r], s.Bus)
 		buses[r] = s.Bus
 		if s.Copies, s.Major, s.Peers, s.GPU, s.Bus = mine.Copies, mine.Major, mine.Peers, mine.GPU, mine.Bus; s != mine {
 			return &SetupError{r, mine.String(), s.String()}
