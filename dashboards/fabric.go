@@ -71,15 +71,16 @@ func fabric() board {
 					targets: []target{{expr: state(down)}}, steps: lossy,
 				},
 				{
-					title: "Links by state", view: lines, width: 8, height: 7,
-					why: "Directed links that carry something, and those that are dead.",
+					title: "Links by state", view: lines, width: 6, height: 7,
+					why: "Directed links that carry something, those that are dead, and those that some job's losses speak of.",
 					targets: []target{
 						{expr: sum("", of(names.FabricLinkUp)), legend: "up"},
 						{expr: "count(" + names.FabricLinkUp.Name + " == 0) or vector(0)", legend: "dead"},
+						{expr: sum("", of(names.FabricSuspected)), legend: "suspected"},
 					},
 				},
 				{
-					title: "Probes", view: lines, width: 8, height: 7, unit: units.CountsPerSecond,
+					title: "Probes", view: lines, width: 6, height: 7, unit: units.CountsPerSecond,
 					why: "Probes a second, counted on each link that they crossed, and those lost. 0 sent: nothing finds bad links.",
 					targets: []target{
 						{expr: probes, legend: "sent {{direction}}"},
@@ -87,7 +88,13 @@ func fabric() board {
 					},
 				},
 				{
-					title: "Hosts that probe", view: lines, width: 8, height: 7,
+					title: "Lost by senders", view: lines, width: 6, height: 7, unit: units.PercentUnit,
+					why:     "Share of segments that senders of planned lanes had to send again, the ten links with most. Both links of a path that loses show it.",
+					targets: []target{{expr: "topk(10, sum by (leaf, spine, direction) (" + rate(names.FabricSegmentsLost) + ") / (sum by (leaf, spine, direction) (" + rate(names.FabricSegmentsSent) + ") > 0))", legend: "{{leaf}} {{direction}} {{spine}}"}},
+					alerts:  []string{names.AlertFabricSuspected},
+				},
+				{
+					title: "Hosts that probe", view: lines, width: 6, height: 7,
 					why:     "Hosts whose prober is connected to the planner.",
 					targets: []target{{expr: sum("", of(names.PlannerProbers)), legend: "probers"}},
 				},

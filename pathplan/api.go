@@ -154,6 +154,13 @@ type LaneSignal struct {
 	Part float64
 }
 
+// LaneLoss is how many segments a lane's sender has sent since it last said so, and how many of them were lost.
+type LaneLoss struct {
+	Conn       ConnID
+	Lane       int
+	Sent, Lost int
+}
+
 // LinkView is a link as the planner sees it.
 type LinkView struct {
 	Link     Link

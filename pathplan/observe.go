@@ -49,15 +49,10 @@ func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
 		k.background += int64(smooth * float64(others-k.background))
 	}
 	for _, s := range lanes {
-		j := p.jobs[jobID{s.Conn.Tenant, s.Conn.Job}]
-		if j == nil {
+		l := p.lane(s.Conn, s.Lane)
+		if l == nil {
 			continue
 		}
-		c := j.conns[s.Conn.Conn]
-		if c == nil || s.Lane < 0 || s.Lane >= len(c.lanes) {
-			continue
-		}
-		l := &c.lanes[s.Lane]
 		l.heard = now
 		if s.Part > 0 {
 			l.part = s.Part
@@ -75,7 +70,21 @@ func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
 	if now.Sub(p.judged) >= p.opt.Persist {
 		p.unshun(func(_ route, until time.Time) bool { return !until.After(now) })
 		p.judge(now)
+		p.judgeLosses(now)
 	}
+}
+
+// lane is a connection's lane, nil where it has none of that number, or there is no such connection.
+func (p *Planner) lane(id ConnID, n int) *lane {
+	j := p.jobs[jobID{id.Tenant, id.Job}]
+	if j == nil {
+		return nil
+	}
+	c := j.conns[id.Conn]
+	if c == nil || n < 0 || n >= len(c.lanes) {
+		return nil
+	}
+	return &c.lanes[n]
 }
 
 // excuse takes back that links of a leaf, or of a spine, were taken for slower a moment ago: one of

@@ -24,9 +24,10 @@ type Planner struct {
 	judged  time.Time          // when links were last judged by what lanes said
 	// unsteered: there may be lanes that have no path, and now could.
 	unsteered bool
-	shunning  int     // tenants that shun paths
-	pass      uint64  // numbers calls that place lanes
-	dirty     []int32 // ports whose connections' loads have to be reckoned anew
+	shunning  int                 // tenants that shun paths
+	suspects  map[int32]time.Time // links that senders lost segments on: when that was last seen
+	pass      uint64              // numbers calls that place lanes
+	dirty     []int32             // ports whose connections' loads have to be reckoned anew
 	chain     chainSearch
 }
 
@@ -44,6 +45,8 @@ type tenant struct {
 	moved   int
 	since   time.Time
 	shunned map[route]time.Time // paths that its lanes keep off, until when
+	left    map[route]left      // those of them that lost segments
+	losses  []lossBucket        // oldest first
 }
 
 // conn is a planned connection.
@@ -75,6 +78,8 @@ type lane struct {
 	excused   time.Time // when what it said was taken back
 	heard     time.Time // when they last said anything
 	part      float64   // of what is fair that it carries, 0: not known
+	sentOver  int32     // the uplink that its sender has told of
+	sentFrom  time.Time // since when
 }
 
 func withDefaults(o Options) Options {
@@ -123,7 +128,7 @@ func (p *Planner) clear() {
 	p.jobs, p.maps = map[jobID]*job{}, map[mapKey]*portTable{}
 	p.used, p.tenants = map[usedPort]struct{}{}, map[string]*tenant{}
 	p.dirty, p.resided, p.unsteered = nil, map[int32]struct{}{}, false
-	p.shunning = 0
+	p.shunning, p.suspects = 0, map[int32]time.Time{}
 	p.lanes, p.ports = 0, 0
 	for i := range p.links {
 		l := &p.links[i]
@@ -212,7 +217,7 @@ func (p *Planner) admit(now time.Time, r *Request) (_ *conn, isNew bool, err err
 	c := &conn{id: r.Conn, src: src, dst: dst, nics: [2]NIC{r.Src, r.Dst}, weight: weight, lanes: make([]lane, r.Lanes)}
 	p.enter(j, c)
 	for i := range c.lanes {
-		c.lanes[i] = lane{conn: c, index: i, up: none, down: none, pass: p.pass}
+		c.lanes[i] = lane{conn: c, index: i, up: none, down: none, sentOver: none, pass: p.pass}
 	}
 	p.takeSides(c)
 	return c, true, nil

@@ -165,10 +165,13 @@ func (w *world) step() {
 			loads = append(loads, LinkLoad{l.Link, r.Int64N(l.Rate)})
 		}
 		var signals []LaneSignal
+		var losses []LaneLoss
 		for _, a := range p.Assignments(ConnID{Tenant: "t1", Job: "j1"}) {
 			signals = append(signals, LaneSignal{a.Conn, a.Lane, r.IntN(4) == 0, r.IntN(20) == 0, 2 * r.Float64()})
+			losses = append(losses, LaneLoss{a.Conn, a.Lane, r.IntN(1000), r.IntN(20)})
 		}
 		p.Observe(w.now, loads, signals)
+		p.ObserveLosses(w.now, losses)
 	case 7:
 		if !p.opt.Steered {
 			src, dst := w.top.Ports[r.IntN(len(w.top.Ports))], w.top.Ports[r.IntN(len(w.top.Ports))]

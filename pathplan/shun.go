@@ -25,14 +25,42 @@ func (p *Planner) shun(l *lane, now time.Time) {
 	if l.up == none {
 		return
 	}
-	t := p.tenants[l.conn.id.Tenant]
+	p.keepOff(p.tenants[l.conn.id.Tenant], p.route(l, l.up), now.Add(shunFor))
+}
+
+// keepOff has a tenant's lanes keep off a path for a while.
+func (p *Planner) keepOff(t *tenant, at route, until time.Time) {
+	if len(t.shunned) >= maxShuns && t.shunned[at].IsZero() {
+		return
+	}
 	if len(t.shunned) == 0 {
 		t.shunned = map[route]time.Time{}
 		p.shunning++
 	}
-	if at := p.route(l, l.up); len(t.shunned) < maxShuns || !t.shunned[at].IsZero() {
-		t.shunned[at] = now.Add(shunFor)
+	t.shunned[at] = until
+}
+
+// left is a path that a tenant's lanes left because it lost segments: until when they keep off it, and for how long.
+type left struct {
+	until time.Time
+	wait  time.Duration
+}
+
+// leaveLossy is keepOff of a path that loses: for longer each time that it still does when lanes are back.
+func (p *Planner) leaveLossy(t *tenant, at route, now time.Time) {
+	was, known := t.left[at]
+	if t.shunned[at].After(now) || !known && len(t.left) >= maxShuns {
+		return // they are leaving
 	}
+	wait := shunFor
+	if known && now.Sub(was.until) < relapse {
+		wait = min(forgetMost, 2*was.wait)
+	}
+	if t.left == nil {
+		t.left = map[route]left{}
+	}
+	t.left[at] = left{now.Add(wait), wait}
+	p.keepOff(t, at, now.Add(wait))
 }
 
 func (p *Planner) route(l *lane, up int32) route {
@@ -82,8 +110,12 @@ func (r *rebalance) leaveShunned() {
 			}
 		}
 	}
-	r.reason = Dead
 	for _, l := range inTurn(out) {
+		t, at := r.tenants[l.conn.id.Tenant], r.route(l, l.up)
+		r.reason = Dead
+		if t.left[at].until.Equal(t.shunned[at]) {
+			r.reason = Lossy
+		}
 		if _, ok := r.index[l]; ok || r.left() > 0 {
 			r.escape(l)
 		}

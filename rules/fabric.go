@@ -24,6 +24,16 @@ unless on (instance, leaf, spine, direction, link)
 			dashboard:   names.DashboardFabric,
 		},
 		{
+			name: names.AlertFabricSuspected, severity: info,
+			expr: promql(`
+max by (instance, leaf, spine, direction, link) ({suspected}) == 1
+unless on (instance, leaf, spine, direction, link)
+{loss} > 0`, "suspected", names.FabricSuspected, "loss", names.FabricLinkLoss),
+			summary:     `A job loses segments over link ` + link + `, or another of the paths with it`,
+			description: `Its senders lose much more over paths with this link than over others. The job's lanes leave these paths; probes look closely, and have not proven yet which link it is.`,
+			dashboard:   names.DashboardFabric,
+		},
+		{
 			name: names.AlertFabricUnbalanced, hold: c.TroubleFor, severity: info,
 			expr: promql(`
 max by (instance, leaf, direction) ({planned} / {rate}) > {most} * avg by (instance, leaf, direction) ({planned} / {rate} unless {up} == 0)

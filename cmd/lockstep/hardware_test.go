@@ -238,6 +238,7 @@ func (h *hall) fabric() prom.Fabric {
 					l.Dead, l.Loss, l.Planned, l.Measured, l.Lanes, l.Lost = true, 1, 0, 0, 0, uint64(20*since)
 				} else if since > 0 && leaf == 5 && spine == 3 && !up {
 					l.Loss, l.Lost = 0.02, uint64(since)
+					l.Segments, l.SegmentsLost, l.Suspected = uint64(4e6*h.seconds()), uint64(8e4*since), true
 				} else if since > 0 && leaf == 2 && up {
 					l.Planned, l.Lanes = 64e9, 5
 				}

@@ -104,8 +104,8 @@ func TestSlowLink(t *testing.T) {
 	})
 }
 
-// TestPlannerDies: the planner is killed under load, comes back, and is cut off: no
-// connection breaks, and no sum is wrong.
+// TestPlannerDies: the planner is killed under load, comes back, and is cut off, on a fabric that is well and
+// while a link dies that only it would have lanes leave: no connection breaks, and no sum is wrong.
 func TestPlannerDies(t *testing.T) {
 	long(t)
 	b := setUp(t, shape(16, 40))
@@ -115,9 +115,50 @@ func TestPlannerDies(t *testing.T) {
 	management := func(state string) func() error {
 		return exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", state).Run
 	}
-	j, ends := b.during(addr, 20,
-		event{5, func() error { kill(); return nil }}, event{9, func() error { _, kill = b.planner(); return nil }},
-		event{13, management("down")}, event{16, management("up")})
-	defer kill()
+	dies, back := func() error { kill(); return nil }, func() error { _, kill = b.planner(); return nil }
+	defer func() { kill() }()
+	j, ends := b.during(addr, 20, event{5, dies}, event{9, back}, event{13, management("down")}, event{16, management("up")})
 	t.Logf("before %.1f, killed %.1f, back %.1f, cut off and three seconds more %.1f (ideal %.1f)", j.bus(ends, 2, 5), j.bus(ends, 5, 9), j.bus(ends, 9, 13), j.bus(ends, 13, 19), b.ideal())
+
+	j, ends = b.during(addr, 44,
+		event{8, dies}, event{10, func() error { return b.up.Cut(0, 1) }}, event{10.5, func() error { return b.up.Withdraw(0, 1) }},
+		event{16, back}, event{26, management("down")}, event{28, func() error { return b.up.Heal(0, 1) }}, event{32, management("up")})
+	t.Logf("before %.1f, killed %.1f, a link dead as well %.1f, planner back %.1f, cut off while the link comes back %.1f, all well %.1f; longest turn %.2f s before, %.2f s since",
+		j.bus(ends, 3, 8), j.bus(ends, 8, 10), j.bus(ends, 10, 16), j.bus(ends, 18, 26), j.bus(ends, 28, 32), j.bus(ends, 34, 44), longest(ends, 3, 8), longest(ends, 8, 44))
+}
+
+// TestPlannerDiesOfMany: the same of eight jobs' planner.
+func TestPlannerDiesOfMany(t *testing.T) {
+	long(t)
+	b := setUp(t, shape(16, 20))
+	addr, kill := b.planner()
+	defer func() { kill() }()
+	b.probers(addr)
+	time.Sleep(3 * time.Second)
+	const seconds = 32
+	began := time.Now()
+	var jobs []*job
+	for k := range b.up.Hosts / 2 {
+		jobs = append(jobs, b.start(fmt.Sprintf("job%d", k), addr, []int{k, b.up.Hosts/2 + k}, number("BYTES", 2<<20), seconds))
+	}
+	for _, e := range []event{
+		{8, func() error { kill(); return nil }}, {14, func() error { _, kill = b.planner(); return nil }},
+		{20, exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", "down").Run}, {26, exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", "up").Run},
+	} {
+		time.Sleep(time.Until(began.Add(time.Duration(e.at * float64(time.Second)))))
+		must(t, e.do())
+	}
+	zero := float64(began.UnixNano()) / 1e9
+	phases := []float64{4, 8, 14, 20, 26, 31}
+	sum := make([]float64, len(phases)-1)
+	for _, j := range jobs {
+		ends := j.wait()
+		for i := range ends {
+			ends[i] -= zero
+		}
+		for i := range sum {
+			sum[i] += j.bus(ends, phases[i], phases[i+1]) / float64(len(jobs))
+		}
+	}
+	t.Logf("a job has %.1f before, killed %.1f, back %.1f, cut off %.1f, and then %.1f (ideal %.1f)", sum[0], sum[1], sum[2], sum[3], sum[4], b.ideal())
 }

@@ -57,6 +57,7 @@ const (
 
 	AlertFabricLinkDead   = "LockstepFabricLinkDead"
 	AlertFabricLinkLossy  = "LockstepFabricLinkLossy"
+	AlertFabricSuspected  = "LockstepFabricLinkSuspected"
 	AlertFabricUnbalanced = "LockstepFabricUnbalanced"
 	AlertPlannerDown      = "LockstepPlannerDown"
 )

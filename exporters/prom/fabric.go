@@ -30,6 +30,8 @@ type FabricLink struct {
 	Rate, Planned, Measured float64
 	Lanes                   int
 	Sent, Lost              uint64 // probes
+	Segments, SegmentsLost  uint64 // of senders
+	Suspected               bool   // by what senders lose
 }
 
 // Planner exports a fabric's planner. It is safe for concurrent scrapes.
@@ -65,6 +67,7 @@ func (c *Planner) Collect(ch chan<- prometheus.Metric) {
 			{names.FabricLinkUp, boolean(!l.Dead)}, {names.FabricLinkLoss, l.Loss}, {names.FabricLinkRate, l.Rate},
 			{names.FabricLinkPlanned, l.Planned}, {names.FabricLinkMeasured, l.Measured}, {names.FabricLinkLanes, float64(l.Lanes)},
 			{names.FabricProbesSent, float64(l.Sent)}, {names.FabricProbesLost, float64(l.Lost)},
+			{names.FabricSegmentsSent, float64(l.Segments)}, {names.FabricSegmentsLost, float64(l.SegmentsLost)}, {names.FabricSuspected, boolean(l.Suspected)},
 		} {
 			p.send(v.metric, v.value, l.Leaf, l.Spine, direction, strconv.Itoa(l.Index))
 		}

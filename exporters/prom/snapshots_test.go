@@ -178,7 +178,7 @@ func (turnedAway) Refused() map[string]uint64 { return map[string]uint64{names.W
 func fabric() prom.Fabric {
 	return prom.Fabric{
 		Links: []prom.FabricLink{
-			{Leaf: "leaf0", Spine: "spine1", Up: true, Rate: 1e9, Planned: 5e8, Measured: 4e8, Lanes: 3, Sent: 1000, Lost: 10, Loss: 0.01},
+			{Leaf: "leaf0", Spine: "spine1", Up: true, Rate: 1e9, Planned: 5e8, Measured: 4e8, Lanes: 3, Sent: 1000, Lost: 10, Loss: 0.01, Segments: 5000, SegmentsLost: 50, Suspected: true},
 			{Leaf: "leaf0", Spine: "spine1", Dead: true, Loss: 1, Index: 1, Rate: 1e9},
 		},
 		Moves: map[string]uint64{"dead": 3, "lossy": 0}, Refused: map[string]uint64{"certificate": 1}, Jobs: 2, Streams: 4, Probers: 8,

@@ -77,6 +77,7 @@ func (s *Server) take(st *stream, m *planpb.Need) error {
 		st.send(out)
 	}
 	st.carries(now, m.GetLoads())
+	s.lose(now, st, m.GetLoads())
 	signals := s.compared(now, st, m.GetLoads())
 	for _, g := range m.GetSignals() {
 		if !st.conns[g.GetConn()] || g.GetLane() >= pathplan.MaxLanes {

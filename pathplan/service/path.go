@@ -51,7 +51,7 @@ const (
 	restFor = 70 * time.Second
 	// spares is how many sets of ports are at hand.
 	spares = 3
-	// lossMax is the share of bytes sent again from which a lane is lossy.
+	// lossMax is the share of segments lost from which a lane is lossy.
 	lossMax = 0.03
 	// lossBytes is how much must have been acknowledged to say so, twice in a row: a sender that
 	// finds out how much its path takes loses some once.
@@ -378,11 +378,11 @@ func (p *path) Seen(lanes []ccl.LaneState) {
 	var bad []int
 	for i, l := range lanes {
 		if i < len(p.last) && p.last[i].Port == l.Port {
-			acked, again := l.Acked-p.last[i].Acked, l.Again-p.last[i].Again
+			acked, sent, lost := l.Acked-p.last[i].Acked, l.Segments-p.last[i].Segments, lostSince(p.last[i], l)
 			if acked < lossBytes && !l.Stalled {
 				continue // not yet
 			}
-			lossy := acked >= lossBytes && float64(again) > lossMax*float64(acked)
+			lossy := acked >= lossBytes && float64(lost) > lossMax*float64(sent)
 			if l.Stalled || lossy && p.lossy[i] {
 				bad = append(bad, i)
 			}
@@ -422,11 +422,21 @@ func (p *path) loads(now time.Time, lanes []ccl.LaneState) (out []*planpb.Load) 
 	}
 	for i, l := range lanes {
 		if took < 2*loadFor && i < len(p.carried) && i < len(p.given) && p.carried[i].Port == l.Port && p.given[i] == l.Port && l.Acked >= p.carried[i].Acked {
-			out = append(out, &planpb.Load{Conn: p.id, Lane: uint32(i), Rate: uint64(float64(l.Acked-p.carried[i].Acked) / took.Seconds()), Speed: l.Speed})
+			out = append(out, &planpb.Load{Conn: p.id, Lane: uint32(i), Rate: uint64(float64(l.Acked-p.carried[i].Acked) / took.Seconds()), Speed: l.Speed,
+				Segments: l.Segments - p.carried[i].Segments, Lost: lostSince(p.carried[i], l)})
 		}
 	}
 	p.carried, p.told = append(p.carried[:0], lanes...), now
 	return out
+}
+
+// lostSince is how many of a lane's segments were lost between two looks. What was taken for lost may turn out
+// to have come.
+func lostSince(before, now ccl.LaneState) uint32 {
+	if n := now.Lost - before.Lost; n <= now.Segments-before.Segments {
+		return n
+	}
+	return 0
 }
 
 // Close implements ccl.Path.

@@ -75,7 +75,8 @@ func (p *prober) focus(now time.Time) {
 			known = append(known, l)
 		}
 	}
-	look := slices.Concat(p.inAnyOrder(slices.Collect(maps.Keys(p.unsure))), p.inAnyOrder(known))
+	// What senders say comes last: a tenant must not keep probers from what they have found themselves.
+	look := slices.Concat(p.inAnyOrder(slices.Collect(maps.Keys(p.unsure))), p.inAnyOrder(known), p.inAnyOrder(p.s.planner.Suspects()))
 	spines := map[string]bool{}
 	for _, l := range look {
 		up, spine, leaf := p.leaf[l.From], p.spineOf(l), l.To

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"slices"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/pathplan"
@@ -36,6 +37,9 @@ type SeenLink struct {
 	Up         bool   // leaf to spine
 	Sent, Lost uint64 // probes whose path crossed it
 	Measured   int64  // bit/s, by those who send over it; in place of LinkView's
+
+	Segments, SegmentsLost uint64 // by those who send over it
+	Suspected              bool   // a tenant's losses speak of it, or of another of its paths' links
 }
 
 // carried is what a lane's sender says that arrives.
@@ -147,9 +151,12 @@ func (s *Server) Snapshot(now time.Time) Snapshot {
 	for _, l := range s.o.Fabric.Leaves {
 		leaf[l] = true
 	}
+	suspects := s.planner.Suspects()
 	for _, l := range s.planner.Links() {
+		of := s.segments[l.Link]
 		out.Links = append(out.Links, SeenLink{
 			LinkView: l, Up: leaf[l.Link.From], Sent: s.probing.sent[l.Link], Lost: s.probing.lost[l.Link], Measured: measured[l.Link],
+			Segments: of[0], SegmentsLost: of[1], Suspected: s.probing.bad[l.Link] == nil && slices.Contains(suspects, l.Link),
 		})
 	}
 	return out

@@ -76,6 +76,9 @@ type Server struct {
 	fair    []float64 // of the connection that is looked at
 	moved   map[pathplan.Reason]uint64
 
+	segments map[pathplan.Link][2]uint64 // sent and lost, as senders say
+	suspects []pathplan.Link             // that the log has told of
+
 	state      *statedir.Dir // nil for none
 	stateError atomic.Pointer[string]
 
@@ -130,7 +133,7 @@ func New(o Options) (*Server, error) {
 		ln.Close()
 		return nil, fmt.Errorf("planner: %w", err)
 	}
-	s := &Server{o: o, ln: limited, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, orphans: map[pathplan.ConnID]time.Time{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
+	s := &Server{o: o, ln: limited, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, orphans: map[pathplan.ConnID]time.Time{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}, segments: map[pathplan.Link][2]uint64{}}
 	s.probing = newProber(s, o.Probing)
 	for i, l := range o.Fabric.Topology.Links {
 		if i == 0 || l.Rate < s.slowest {
@@ -204,6 +207,7 @@ func (s *Server) tick(now time.Time) {
 		}
 	}
 	s.planner.Observe(now, nil, nil) // what was measured wears off, whoever is silent
+	s.suspected()
 	s.probing.judge(now)
 	moved := map[pathplan.ConnID]bool{}
 	moves := s.planner.Rebalance(now, s.o.Moves)

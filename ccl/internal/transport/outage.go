@@ -43,6 +43,8 @@ type path struct {
 	owed          int64  // since when more has been under way, 0 when it is not
 	silent        bool
 	retransmitted uint64 // bytes, by this kernel
+	segments      uint32 // that it has sent
+	lost          uint32 // of them, as far as it knows
 	again         bool   // the kernel is retransmitting
 }
 
@@ -117,6 +119,7 @@ func (l *tcpLink) judge(s *socket, info *unix.TCPInfo, now int64, late bool) boo
 	silence := min(info.Last_ack_recv, info.Last_data_recv)
 	progress := info.Bytes_acked != s.path.acked
 	s.path.acked, s.retransmitted = info.Bytes_acked, info.Bytes_retrans
+	s.path.segments, s.path.lost = info.Data_segs_out, info.Total_retrans-min(info.Total_retrans, info.Dsack_dups)
 	s.path.again = info.Unacked > 0 && info.Retransmits > 0
 	switch {
 	case progress:

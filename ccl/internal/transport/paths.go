@@ -57,8 +57,10 @@ type PathConn struct {
 type LaneState struct {
 	Port  uint16 // source port; of a queue pair that moves, the one that it moves to
 	Acked uint64 // bytes
-	Again uint64 // bytes that the kernel has sent again; a NIC does not tell of which lane
-	Speed uint64 // bytes a second while there was a backlog, of late; 0: not known
+	// Segments that the kernel has sent, and those of them that were lost, as far as it knows: sent again,
+	// but not those that had come. They wrap. A NIC does not tell of which lane.
+	Segments, Lost uint32
+	Speed          uint64 // bytes a second while there was a backlog, of late; 0: not known
 	// Stalled: bytes are unacknowledged and were sent again; of a queue pair, nothing
 	// has been acknowledged for a while.
 	Stalled bool
@@ -239,7 +241,7 @@ func (l *tcpLink) survey() {
 	}
 	l.lanes = l.lanes[:0]
 	for _, s := range l.mine() {
-		l.lanes = append(l.lanes, LaneState{Port: s.port, Acked: s.path.acked, Again: s.path.retransmitted, Speed: uint64(1e9 * s.rate), Stalled: s.stalled || s.silent || s.broken})
+		l.lanes = append(l.lanes, LaneState{Port: s.port, Acked: s.path.acked, Segments: s.path.segments, Lost: s.path.lost, Speed: uint64(1e9 * s.rate), Stalled: s.stalled || s.silent || s.broken})
 	}
 	p.Seen(l.lanes)
 }

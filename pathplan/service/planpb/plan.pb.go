@@ -372,8 +372,10 @@ type Load struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          string                 `protobuf:"bytes,1,opt,name=conn,proto3" json:"conn,omitempty"`
 	Lane          uint32                 `protobuf:"varint,2,opt,name=lane,proto3" json:"lane,omitempty"`
-	Rate          uint64                 `protobuf:"varint,3,opt,name=rate,proto3" json:"rate,omitempty"`   // bytes a second that arrived, of late
-	Speed         uint64                 `protobuf:"varint,4,opt,name=speed,proto3" json:"speed,omitempty"` // bytes a second while some were under way; 0: not known
+	Rate          uint64                 `protobuf:"varint,3,opt,name=rate,proto3" json:"rate,omitempty"`         // bytes a second that arrived, of late
+	Speed         uint64                 `protobuf:"varint,4,opt,name=speed,proto3" json:"speed,omitempty"`       // bytes a second while some were under way; 0: not known
+	Segments      uint32                 `protobuf:"varint,5,opt,name=segments,proto3" json:"segments,omitempty"` // sent since it was told of last; 0: not known
+	Lost          uint32                 `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"`         // of them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -432,6 +434,20 @@ func (x *Load) GetRate() uint64 {
 func (x *Load) GetSpeed() uint64 {
 	if x != nil {
 		return x.Speed
+	}
+	return 0
+}
+
+func (x *Load) GetSegments() uint32 {
+	if x != nil {
+		return x.Segments
+	}
+	return 0
+}
+
+func (x *Load) GetLost() uint32 {
+	if x != nil {
+		return x.Lost
 	}
 	return 0
 }
@@ -972,12 +988,14 @@ const file_plan_proto_rawDesc = "" +
 	"\tcongested\x18\x03 \x01(\bR\tcongested\x12\x18\n" +
 	"\anowhere\x18\x04 \x01(\bR\anowhere\x12\x14\n" +
 	"\x05spine\x18\x05 \x01(\tR\x05spine\x12\x12\n" +
-	"\x04leaf\x18\x06 \x01(\tR\x04leaf\"X\n" +
+	"\x04leaf\x18\x06 \x01(\tR\x04leaf\"\x88\x01\n" +
 	"\x04Load\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\tR\x04conn\x12\x12\n" +
 	"\x04lane\x18\x02 \x01(\rR\x04lane\x12\x12\n" +
 	"\x04rate\x18\x03 \x01(\x04R\x04rate\x12\x14\n" +
-	"\x05speed\x18\x04 \x01(\x04R\x05speed\"C\n" +
+	"\x05speed\x18\x04 \x01(\x04R\x05speed\x12\x1a\n" +
+	"\bsegments\x18\x05 \x01(\rR\bsegments\x12\x12\n" +
+	"\x04lost\x18\x06 \x01(\rR\x04lost\"C\n" +
 	"\x05Paths\x12:\n" +
 	"\bassigned\x18\x01 \x03(\v2\x1e.lockstep.pathplan.v1.AssignedR\bassigned\"\x80\x01\n" +
 	"\bAssigned\x12\x12\n" +

@@ -30,6 +30,7 @@ func metrics(s service.Snapshot) prom.Fabric {
 		f.Links = append(f.Links, prom.FabricLink{
 			Leaf: leaf, Spine: spine, Up: l.Up, Index: int(l.Link.Index), Dead: l.State.Down, Loss: l.State.Loss,
 			Rate: float64(l.Rate) / 8, Planned: float64(l.Planned) / 8, Measured: float64(l.Measured) / 8, Lanes: l.Lanes, Sent: l.Sent, Lost: l.Lost,
+			Segments: l.Segments, SegmentsLost: l.SegmentsLost, Suspected: l.Suspected,
 		})
 	}
 	return f
