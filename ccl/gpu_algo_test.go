@@ -16,6 +16,9 @@ func TestGPURecordsAlgo(t *testing.T) {
 	n, gpus := gpuRanks(t)
 	for _, name := range []string{"ll", "ll2", "ll12", "sym", "ce"} {
 		t.Run(name, func(t *testing.T) {
+			if name == "ce" && n > gpus {
+				t.Skip("ranks that share a GPU take no copy engines")
+			}
 			var mu sync.Mutex
 			paths := map[int]string{}
 			force := func(cfg *ccl.Config) {

@@ -235,6 +235,9 @@ func TestGPUNodesDelayRank(t *testing.T) {
 		}},
 	}
 	for _, algo := range []string{"", "sym", "ce"} {
+		if algo == "ce" && n > gpus {
+			continue // ranks that share a GPU take no copy engines
+		}
 		paths, all := make([]string, n), make([][]record.Record, n)
 		delayed := func(cfg *ccl.Config) {
 			inj := ccltest.New()

@@ -18,16 +18,14 @@ import (
 // each, without waiting in between, and checks the last.
 func TestGPUBackToBack(t *testing.T) {
 	n, all := gpuRanks(t)
-	if all > 1 && !faked {
-		n = min(n, all) // ranks that share a GPU are not given copy engines: TestGPUShared
+	if n = min(n, all); n < 2 {
+		t.Skip("ranks that share a GPU take no copy engines")
 	}
 	for _, tt := range []struct {
 		coll record.CollKind
 		gpus int
 	}{
 		{record.AllReduce, all}, {record.Reduce, all}, {record.ReduceScatter, all}, {record.Broadcast, all}, {record.AllGather, all}, {record.AlltoAll, all},
-		// One of two ranks on a GPU may load kernels while the other's work there waits.
-		{record.AllReduce, min(all, 2)}, {record.Reduce, min(all, 2)},
 	} {
 		coll, gpus := tt.coll, tt.gpus
 		t.Run(fmt.Sprintf("%s on %d GPUs", coll, gpus), func(t *testing.T) {
@@ -67,18 +65,19 @@ func TestGPUBackToBack(t *testing.T) {
 	}
 }
 
-// TestGPUShared: ranks that share a GPU take no copy engines unless they are asked for. Four ranks on two
-// H200s, or on one, waited for each other for good, each with few streams: in a queue of the GPU's a copy
-// that waits may be before another rank's that it waits for.
+// TestGPUShared: ranks that share a GPU take no copy engines, asked for or not. Four ranks on two H200s, and
+// two on one, waited for each other for good, with fewer streams than there are queues: in one of the GPU's a
+// copy that waits may be before another rank's that it waits for.
 func TestGPUShared(t *testing.T) {
-	const count = 5_000_000 // of float32: two ranks' AllGather of as much takes copy engines
+	const count = 5_000_000 // of float32
 	_, all := gpuRanks(t)
 	for _, gpus := range []int{1, 2} {
 		if gpus > all {
 			t.Skip("one GPU")
 		}
-		t.Run(fmt.Sprintf("two ranks, GPUs %d", gpus), func(t *testing.T) {
-			ranks(t, 2, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+		t.Run(fmt.Sprintf("two ranks on %d", gpus), func(t *testing.T) {
+			force := func(cfg *ccl.Config) { cfg.GPU.Algo = "ce" }
+			ranks(t, 2, onGPUs(t, gpus, force), func(ctx context.Context, c *ccl.Comm) error {
 				s := c.NewStream()
 				m, err := newMemory(ctx, c, 4*4*count+1<<20, true)
 				if err != nil {

@@ -34,7 +34,7 @@ const (
 func (c *Comm) has(coll record.CollKind, a record.Algo) bool {
 	row := collectives[coll]
 	if a == record.AlgoCopyEngine {
-		return row.copies != nil
+		return row.copies != nil && !c.shared
 	}
 	if row.kernels[a] == "" {
 		return false
@@ -67,12 +67,6 @@ type call struct {
 	plain bool
 	// widened: elements are accumulated in a wider type, which rings would have to send.
 	widened bool
-}
-
-// engines reports whether copy engines may be used. Ranks that share a GPU take them when that is
-// asked for (Config.Force), and may then wait for each other for good.
-func (c *Comm) engines() bool {
-	return c.copies && (!c.shared || c.cfg.Force == record.AlgoCopyEngine)
 }
 
 // may reports whether the call can take an algorithm that its collective has.

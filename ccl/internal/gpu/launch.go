@@ -75,7 +75,7 @@ func (c *Comm) plan(op *Op, b *buffers, captured bool) plan {
 		plain = w == nil
 	}
 	return c.choose(call{
-		coll: op.Coll, bytes: bytes, direct: b.direct || !row.pushes, fixed: captured || !c.engines(),
+		coll: op.Coll, bytes: bytes, direct: b.direct || !row.pushes, fixed: captured || !c.copies,
 		plain: plain, widened: widened(op.Coll, op.DType),
 	})
 }

@@ -59,8 +59,11 @@ func (c *Comm) Refused() string {
 			return ""
 		}
 	}
-	if f == record.AlgoChain {
+	switch {
+	case f == record.AlgoChain:
 		return c.unlinked
+	case f == record.AlgoCopyEngine && c.shared:
+		return "ranks share a GPU, where copies of one may hold up those of another"
 	}
 	return fmt.Sprintf("no collective has it among %d GPUs of compute capability %d.x", c.size, c.major)
 }

@@ -76,6 +76,9 @@ func TestLinks(t *testing.T) {
 				if errs[r] != nil || c.unlinked != comms[0].unlinked || !strings.Contains(c.unlinked, w.want) || (w.want == "") != (c.unlinked == "") {
 					t.Errorf("rank %d: %q, %v; want %q", r, c.unlinked, errs[r], w.want)
 				}
+				if want := name == "one GPU"; c.shared != want || c.has(record.AllGather, record.AlgoCopyEngine) == want {
+					t.Errorf("rank %d shares a GPU: %v", r, c.shared)
+				}
 				if p := c.choose(call{coll: record.Broadcast, bytes: 1 << 20}); (p.algo == record.AlgoChain) != (w.want == "" && n > 1) || c.Refused() != c.unlinked {
 					t.Errorf("rank %d: %v, refused %q", r, p.algo, c.Refused())
 				}
