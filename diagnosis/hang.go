@@ -198,6 +198,9 @@ func (d *hangs) causeAt(n int32) (cause, bool) {
 		c.class, c.kind = CommunicationHang, causeSilent
 		usual := d.stalledAfter(&d.comms[c.comm])
 		c.excuse = excuse{reason: reasonStalled, firm: 1, since: max(d.lastTransfer(n, c.comm), d.entered(n, c.comm)), suspect: usual, confirm: max(int64(cfg.ConfirmAfter), usual*3/2)}
+		if d.young(c.comm) { // nothing tells yet how long it takes to send: of thousands of ranks that start, some are late
+			c.confirm = max(c.confirm, int64(cfg.StartupPatience)/3)
+		}
 	default:
 		c.class = NoncommunicationHang
 		c.excuse = d.excuseOf(n, c.comm)

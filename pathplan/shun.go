@@ -48,6 +48,9 @@ type left struct {
 
 // leaveLossy is keepOff of a path that loses: for longer each time that it still does when lanes are back.
 func (p *Planner) leaveLossy(t *tenant, at route, now time.Time) {
+	if len(t.left) >= maxShuns {
+		maps.DeleteFunc(t.left, func(_ route, l left) bool { return now.Sub(l.until) >= relapse })
+	}
 	was, known := t.left[at]
 	if t.shunned[at].After(now) || !known && len(t.left) >= maxShuns {
 		return // they are leaving
