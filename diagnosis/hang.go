@@ -14,7 +14,7 @@ type blamed struct {
 	since int64 // nothing has moved there since
 	fell  int64 // when its process fell out, 0 when it did not
 
-	suspect, confirm int64 // its own patience, 0 when it has that of the cause
+	suspect, confirm int64 // its own patience, 0 when it has that of the cause: of a circle's
 }
 
 // onset estimates when the fault began.
@@ -158,6 +158,9 @@ func (d *hangs) causeAt(n int32) (cause, bool) {
 			return c, false
 		}
 		c.nodes = []blamed{{node: n, since: c.since}}
+		if c.kind == causeConn {
+			c.nodes[0].suspect, c.nodes[0].confirm = c.suspect, c.confirm
+		}
 		return c, true
 	}
 	first := int64(never)
@@ -208,11 +211,7 @@ func (d *hangs) causeAt(n int32) (cause, bool) {
 			d.note(n, c.since)
 		}
 	}
-	b := blamed{node: n, since: c.since, fell: c.fell}
-	if c.kind == causeRank {
-		b.suspect, b.confirm = c.suspect, c.confirm
-	}
-	c.nodes = []blamed{b}
+	c.nodes = []blamed{{node: n, since: c.since, fell: c.fell, suspect: c.suspect, confirm: c.confirm}}
 	return c, true
 }
 
@@ -296,6 +295,7 @@ func (d *hangs) judge(c *cause) (finding, bool) {
 		}
 	})
 	longest, level, stuck := int64(0), Suspected, c.nodes[:0]
+	var sure []blamed // enough of them to confirm, by their own patience
 	for _, b := range c.nodes {
 		known := d.knownAt(b.node)
 		still := min(waited-(d.now-known), known-max(b.since, d.resumed)) // it may have come since
@@ -310,7 +310,11 @@ func (d *hangs) judge(c *cause) (finding, bool) {
 		longest = max(longest, still)
 		if still >= confirm && known-max(b.fell, d.resumed) >= confirm {
 			level = Confirmed
+			sure = append(sure, b)
 		}
+	}
+	if level == Confirmed && (c.kind == causeSilent || c.kind == causeConn) {
+		stuck = sure // what stalls elsewhere as well may have just begun
 	}
 	if len(stuck) == 0 || (c.kind == causeCircle && len(stuck) < len(nodes)) {
 		return finding{}, false

@@ -66,21 +66,6 @@ func (j *job) conn(c *diagnosis.Comm, src, dst int) *diagnosis.Conn {
 	return &j.ev.Conns[len(j.ev.Conns)-1]
 }
 
-// starts has three ranks in the first operation of their communicator for some time, in which the first sends nothing.
-func (j *job) starts(age float64) {
-	c := j.comm("dp", 0, 1, 2)
-	for i := range c.Members {
-		m := &c.Members[i]
-		m.Enqueued, m.Started, m.Finished, m.FinishedAt, m.Ops, m.OwnNs = 0, 0, 0, 0, 0, 0
-	}
-	j.allBut(c, age)
-	j.conn(c, 0, 1).RxWaitingSince = ago(age)
-	j.conn(c, 1, 2).RxWaitingSince = ago(age)
-	for i := range j.ev.Conns {
-		j.ev.Conns[i].LastPost, j.ev.Conns[i].LastCompletion = 0, 0
-	}
-}
-
 // idleSince moves a member's last operation back.
 func idleSince(c *diagnosis.Comm, member int, age float64) {
 	m := &c.Members[member]

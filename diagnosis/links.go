@@ -288,6 +288,9 @@ func (d *hangs) whileLinksSeek(c *cause) {
 		k := &d.ev.Conns[i]
 		if bound := int64(k.Transport.Seeks()); k.Link == record.LinkDown && d.now < k.LinkAt+bound {
 			c.confirm = max(c.confirm, bound)
+			for i := range c.nodes {
+				c.nodes[i].confirm = max(c.nodes[i].confirm, bound)
+			}
 		}
 	}
 }

@@ -147,6 +147,9 @@ func (d *hangs) mismatched(c *cause) {
 	if _, versions := d.disagreement(c.comm); versions != nil {
 		c.class, c.reason, c.firm = NoncommunicationHang, reasonMismatch, 2
 		c.suspect, c.confirm = int64(d.cfg.SuspectAfter), int64(d.cfg.ConfirmAfter)
+		for i := range c.nodes {
+			c.nodes[i].suspect, c.nodes[i].confirm = 0, 0
+		}
 	}
 }
 

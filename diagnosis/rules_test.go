@@ -270,12 +270,6 @@ func TestRules(t *testing.T) {
 			j.conn(c, 0, 1).RxWaitingSince = ago(3)
 			j.conn(c, 1, 2).RxWaitingSince = ago(3)
 		}, "confirmed communication_hang 0>1 stalled", "has sent nothing"},
-		{"a member inside sends nothing, at the start", func(j *job) {
-			j.starts(3)
-		}, "suspected communication_hang 0>1 stalled", "has sent nothing"},
-		{"a member inside sends nothing, at the start and for long", func(j *job) {
-			j.starts(11)
-		}, "confirmed communication_hang 0>1 stalled", "has sent nothing"},
 		{"send and receive are both in", func(j *job) {
 			c := j.comm("pp", 0, 1)
 			j.pair(c, 0, record.Send, 1, 3)

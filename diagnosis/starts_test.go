@@ -1,6 +1,7 @@
 package diagnosis_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -189,5 +190,45 @@ func TestHealthyStarts(t *testing.T) {
 				j.wants(t, j.pass(startPatience, x.busy...), 0, 0, "", "")
 			}
 		})
+	}
+}
+
+// TestStallsAtTheStart: a rank that sends nothing in its communicator's first operation may still be connecting. It is
+// given longer than one that has sent before, also when both stall at once.
+func TestStallsAtTheStart(t *testing.T) {
+	for _, w := range []struct {
+		age  float64
+		old  bool // there is a communicator that has finished operations, and stalls, too
+		want string
+	}{
+		{3, false, "suspected communication_hang source 0 stalled"},
+		{11, false, "confirmed communication_hang source 0 stalled"},
+		{3, true, "confirmed communication_hang source 4 stalled"},
+		{11, true, "confirmed communication_hang source 0,source 4 stalled"},
+	} {
+		j := newJob(8)
+		j.ev.Comms = make([]diagnosis.Comm, 0, 2)
+		stall := func(c *diagnosis.Comm) {
+			j.allBut(c, w.age)
+			for i := 1; i < len(c.Members); i++ { // two wait for the first, so that no connection is blamed for it
+				j.conn(c, 0, i).RxWaitingSince = ago(w.age)
+			}
+		}
+		young := j.comm("pp", 0, 1, 2)
+		for i := range young.Members {
+			m := &young.Members[i]
+			m.Enqueued, m.Started, m.Finished, m.FinishedAt, m.Ops, m.OwnNs = 0, 0, 0, 0, 0, 0
+		}
+		stall(young)
+		if w.old {
+			stall(j.comm("dp", 4, 5, 6))
+		}
+		var got []string
+		for _, v := range j.verdicts() {
+			got = append(got, describe(&v))
+		}
+		if !slices.Equal(got, []string{w.want}) {
+			t.Errorf("after %v s, another beside it %v: %q, want %q", w.age, w.old, got, w.want)
+		}
 	}
 }
