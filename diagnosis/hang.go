@@ -262,19 +262,6 @@ func (d *hangs) causeOf(circle []int32) (cause, bool) {
 	return c, len(c.nodes) > 0 && c.edge >= 0
 }
 
-// openBeside reports whether members of a communicator that are not of the circle are inside an operation.
-func (d *hangs) openBeside(ci int32, circle []int32) bool {
-	for i := range d.ev.Comms[ci].Members {
-		m := &d.ev.Comms[ci].Members[i]
-		if inComm(m) && m.Open() {
-			if _, of := slices.BinarySearch(circle, d.world(m.World)); !of {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // judge weighs a cause: how long somebody has been held up by it and it has
 // not moved, whichever is shorter, against the patience that it deserves.
 func (d *hangs) judge(c *cause) (finding, bool) {
