@@ -14,7 +14,7 @@ type blamed struct {
 	since int64 // nothing has moved there since
 	fell  int64 // when its process fell out, 0 when it did not
 
-	suspect, confirm int64 // its own patience, 0 when it has that of the cause: of a circle's
+	suspect, confirm int64 // its own patience; 0: the cause's
 }
 
 // onset estimates when the fault began.
@@ -157,10 +157,7 @@ func (d *hangs) causeAt(n int32) (cause, bool) {
 		default:
 			return c, false
 		}
-		c.nodes = []blamed{{node: n, since: c.since}}
-		if c.kind == causeConn {
-			c.nodes[0].suspect, c.nodes[0].confirm = c.suspect, c.confirm
-		}
+		c.nodes = []blamed{{node: n, since: c.since, suspect: c.suspect, confirm: c.confirm}}
 		return c, true
 	}
 	first := int64(never)
@@ -262,6 +259,19 @@ func (d *hangs) causeOf(circle []int32) (cause, bool) {
 	return c, len(c.nodes) > 0 && c.edge >= 0
 }
 
+// openBeside reports whether members of a communicator that are not of the circle are inside an operation.
+func (d *hangs) openBeside(ci int32, circle []int32) bool {
+	for i := range d.ev.Comms[ci].Members {
+		m := &d.ev.Comms[ci].Members[i]
+		if inComm(m) && m.Open() {
+			if _, of := slices.BinarySearch(circle, d.world(m.World)); !of {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // judge weighs a cause: how long somebody has been held up by it and it has
 // not moved, whichever is shorter, against the patience that it deserves.
 func (d *hangs) judge(c *cause) (finding, bool) {
@@ -282,7 +292,7 @@ func (d *hangs) judge(c *cause) (finding, bool) {
 		}
 	})
 	longest, level, stuck := int64(0), Suspected, c.nodes[:0]
-	var sure []blamed // enough of them to confirm, by their own patience
+	var sure []blamed // for as long as their patience lasts
 	for _, b := range c.nodes {
 		known := d.knownAt(b.node)
 		still := min(waited-(d.now-known), known-max(b.since, d.resumed)) // it may have come since

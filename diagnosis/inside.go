@@ -48,16 +48,3 @@ func (d *slowLinks) learnInside() {
 		}
 	}
 }
-
-// openBeside reports whether members of a communicator that are not of the circle are inside an operation.
-func (d *hangs) openBeside(ci int32, circle []int32) bool {
-	for i := range d.ev.Comms[ci].Members {
-		m := &d.ev.Comms[ci].Members[i]
-		if inComm(m) && m.Open() {
-			if _, of := slices.BinarySearch(circle, d.world(m.World)); !of {
-				return true
-			}
-		}
-	}
-	return false
-}

@@ -49,6 +49,15 @@ const maxSuspects = 64
 // of probes does not matter. Whether a suspect is to be blamed is another question, which
 // Proven answers: the smallest set need not be the true one.
 func Infer(probes []Probe, o InferOptions) []Suspect {
+	f := explain(probes, o, maxSuspects)
+	if f == nil {
+		return nil
+	}
+	return f.prove(probes, f.suspects())
+}
+
+// explain finds the smallest set of bad links, most of them at most; nil where nothing was lost.
+func explain(probes []Probe, o InferOptions, most int) *inference {
 	if !(o.Floor > 0) || o.Floor >= 0.5 {
 		o.Floor = 0.0005
 	}
@@ -62,13 +71,13 @@ func Infer(probes []Probe, o InferOptions) []Suspect {
 		return nil
 	}
 	f := newInference(probes, o)
-	for len(f.bad) < maxSuspects {
+	for len(f.bad) < most {
 		if !f.add() {
 			break
 		}
 		f.refine()
 	}
-	return f.prove(probes, f.suspects())
+	return f
 }
 
 // probed are the probes that crossed the same links, where some were lost. What was not

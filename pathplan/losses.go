@@ -1,6 +1,7 @@
 package pathplan
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -28,6 +29,8 @@ const (
 	maxLossPaths = 1 << 14
 	// suspectFor is for how long a link is suspected after it was last seen to lose.
 	suspectFor = 10 * time.Second
+	// lossSuspects bounds the links that one look at a tenant's losses names: the planner waits for it.
+	lossSuspects = 8
 )
 
 // lossPath is where a lane's segments go: its ports and its links.
@@ -39,7 +42,7 @@ type sentLost struct{ sent, lost int }
 type lossBucket struct {
 	from  time.Time
 	paths map[lossPath]sentLost
-	lost  int
+	links map[int32]sentLost
 }
 
 // ObserveLosses takes in what lanes' senders say, and returns the path of each: none where it is not
@@ -68,7 +71,7 @@ func (p *Planner) sent(l *lane, now time.Time, sent, lost int) bool {
 		if n >= lossBuckets {
 			t.losses = slices.Delete(t.losses, 0, n-lossBuckets+1)
 		}
-		t.losses = append(t.losses, lossBucket{from: now, paths: map[lossPath]sentLost{}})
+		t.losses = append(t.losses, lossBucket{from: now, paths: map[lossPath]sentLost{}, links: map[int32]sentLost{}})
 		n = len(t.losses)
 	}
 	b := &t.losses[n-1]
@@ -77,8 +80,11 @@ func (p *Planner) sent(l *lane, now time.Time, sent, lost int) bool {
 	if !known && len(b.paths) >= maxLossPaths {
 		return true
 	}
-	b.paths[k] = sentLost{was.sent + sent, was.lost + lost}
-	b.lost += lost
+	of := sentLost{sent, lost}
+	b.paths[k] = was.plus(of)
+	for _, id := range [2]int32{k.up, k.down} {
+		b.links[id] = b.links[id].plus(of)
+	}
 	return true
 }
 
@@ -91,53 +97,54 @@ func (p *Planner) judgeLosses(now time.Time) {
 	}
 	for _, t := range p.tenants {
 		t.losses = slices.DeleteFunc(t.losses, func(b lossBucket) bool { return now.Sub(b.from) > lossBuckets*lossFor })
-		if !slices.ContainsFunc(t.losses, func(b lossBucket) bool { return b.lost > 0 }) {
-			continue
-		}
-		for _, s := range p.lossy(t) {
+		for _, s := range p.lossyLinks(t) {
 			for _, l := range s.Links {
 				p.suspects[p.byLink[l]] = now
 			}
-			over := p.byLink[s.Links[0]]
-			for _, k := range t.losing(over) {
-				p.leaveLossy(t, route{p.links[k.up].leaf, p.links[k.down].leaf, p.links[k.up].spine}, now)
+			for at := range p.losing(t, p.byLink[s.Links[0]]) {
+				p.leaveLossy(t, at, now)
 			}
 		}
 	}
 }
 
 // losing is a tenant's paths over a link that have lost anything.
-func (t *tenant) losing(over int32) (out []lossPath) {
+func (p *Planner) losing(t *tenant, over int32) map[route]bool {
+	out := map[route]bool{}
 	for i := range t.losses {
 		for k, n := range t.losses[i].paths {
-			if (k.up == over || k.down == over) && n.lost > 0 && !slices.Contains(out, k) {
-				out = append(out, k)
+			if (k.up == over || k.down == over) && n.lost > 0 {
+				out[route{p.links[k.up].leaf, p.links[k.down].leaf, p.links[k.up].spine}] = true
 			}
 		}
 	}
 	return out
 }
 
-// lossy is which links a tenant's losses speak of: the smallest set that explains them, of those that
-// lose much more than its links do otherwise. Where it may as well be a host's own link, lanes have
-// nowhere to go.
-func (p *Planner) lossy(t *tenant) (out []Suspect) {
-	sum, links := map[lossPath]sentLost{}, map[int32]sentLost{}
+// lossyLinks is which links a tenant's losses speak of: the smallest set that explains them, of those
+// that lose much more than its links do otherwise. Where it may as well be a host's own link, lanes
+// have nowhere to go.
+func (p *Planner) lossyLinks(t *tenant) (out []Suspect) {
+	links := map[int32]sentLost{}
 	for i := range t.losses {
-		for k, n := range t.losses[i].paths {
-			sum[k] = sum[k].plus(n)
-			links[k.up] = links[k.up].plus(n)
-			links[k.down] = links[k.down].plus(n)
+		for id, n := range t.losses[i].links {
+			links[id] = links[id].plus(n)
 		}
 	}
 	usual := usualLoss(links)
 	least := max(lossLeave, lossTimes*usual)
-	any := false
-	for _, n := range links {
-		any = any || float64(n.lost) >= least*float64(n.sent) && n.lost >= lossTold
+	much := func(id int32) bool {
+		n := links[id]
+		return n.lost >= lossTold && float64(n.lost) >= least*float64(n.sent) && t.told(id, least/2) >= lossTold
 	}
-	if !any {
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(links)), much) {
 		return nil
+	}
+	sum := map[lossPath]sentLost{}
+	for i := range t.losses {
+		for k, n := range t.losses[i].paths {
+			sum[k] = sum[k].plus(n)
+		}
 	}
 	probes := make([]Probe, 0, len(sum))
 	for k, n := range sum {
@@ -145,9 +152,13 @@ func (p *Planner) lossy(t *tenant) (out []Suspect) {
 		src, dst := p.fabric.ports[k.src].Port.String(), p.fabric.ports[k.dst].Port.String()
 		probes = append(probes, Probe{Over: []Link{{From: src, To: up.From}, up.Link, down.Link, {From: down.To, To: dst}}, Sent: n.sent, Lost: n.lost})
 	}
-	for _, s := range Infer(probes, InferOptions{Floor: max(p.opt.LossMax, 2*usual), Odds: lossOdds, Proof: lossOdds}) {
+	f := explain(probes, InferOptions{Floor: max(p.opt.LossMax, 2*usual), Odds: lossOdds}, lossSuspects)
+	if f == nil {
+		return nil
+	}
+	for _, s := range f.suspects() {
 		elsewhere := slices.ContainsFunc(s.Links, func(l Link) bool { _, ours := p.byLink[l]; return !ours })
-		if !elsewhere && s.Loss >= least && t.told(p.byLink[s.Links[0]], least/2) >= lossTold {
+		if !elsewhere && s.Loss >= least && much(p.byLink[s.Links[0]]) {
 			out = append(out, s)
 		}
 	}
@@ -159,13 +170,7 @@ func (a sentLost) plus(b sentLost) sentLost { return sentLost{a.sent + b.sent, a
 // told is in how many buckets a link lost such a share or more.
 func (t *tenant) told(over int32, share float64) (n int) {
 	for i := range t.losses {
-		var of sentLost
-		for k, x := range t.losses[i].paths {
-			if k.up == over || k.down == over {
-				of = of.plus(x)
-			}
-		}
-		if of.lost > 0 && float64(of.lost) >= share*float64(of.sent) {
+		if of := t.losses[i].links[over]; of.lost > 0 && float64(of.lost) >= share*float64(of.sent) {
 			n++
 		}
 	}

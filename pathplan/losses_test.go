@@ -180,3 +180,37 @@ func TestLossesThatAreNoLinks(t *testing.T) {
 		})
 	}
 }
+
+// BenchmarkLosses is what a look at the losses of one tenant takes, which the planner waits for: one lane in
+// twenty loses, anywhere, so that there is much to explain.
+func BenchmarkLosses(b *testing.B) {
+	for _, hosts := range []int{16, 128, 512} {
+		b.Run(fmt.Sprintf("%d hosts", hosts), func(b *testing.B) {
+			p := newPlanner(b, Clos(ClosShape{Hosts: hosts, NICs: 8, Groups: hosts / 8, LeafPairs: 2, Spines: 8, PortRate: 200 * gbit, LinkRate: 800 * gbit}), Options{Steered: true})
+			reqs := pairs(hosts, 8, 8)
+			for i := range reqs {
+				reqs[i].Conn.Tenant, reqs[i].Conn.Job = "t", "job0"
+			}
+			if _, err := p.Allocate(t0, reqs); err != nil {
+				b.Fatal(err)
+			}
+			r, now := rand.New(rand.NewPCG(1, 18)), t0
+			for range lossBuckets + int(lossSettled/lossFor) {
+				var losses []LaneLoss
+				for i, a := range p.Assignments(ConnID{Tenant: "t", Job: "job0"}) {
+					lost := 0
+					if i%100 < 5 {
+						lost = 1 + r.IntN(30)
+					}
+					losses = append(losses, LaneLoss{a.Conn, a.Lane, 500, lost})
+				}
+				p.ObserveLosses(now, losses)
+				now = now.Add(lossFor)
+			}
+			b.ReportMetric(float64(8*len(reqs)), "lanes")
+			for b.Loop() {
+				p.judgeLosses(now)
+			}
+		})
+	}
+}

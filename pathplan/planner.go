@@ -41,12 +41,12 @@ type job struct {
 }
 
 type tenant struct {
-	lanes   int
-	moved   int
-	since   time.Time
-	shunned map[route]time.Time // paths that its lanes keep off, until when
-	left    map[route]left      // those of them that lost segments
-	losses  []lossBucket        // oldest first
+	lanes    int
+	moved    int
+	since    time.Time
+	shunned  map[route]time.Time // paths that its lanes keep off, until when
+	backoffs map[route]backoff   // of those of them that lost segments
+	losses   []lossBucket        // oldest first
 }
 
 // conn is a planned connection.

@@ -40,29 +40,30 @@ func (p *Planner) keepOff(t *tenant, at route, until time.Time) {
 	t.shunned[at] = until
 }
 
-// left is a path that a tenant's lanes left because it lost segments: until when they keep off it, and for how long.
-type left struct {
+// backoff is of a path that a tenant's lanes left because it lost segments: until when they keep off it, and for
+// how long.
+type backoff struct {
 	until time.Time
 	wait  time.Duration
 }
 
 // leaveLossy is keepOff of a path that loses: for longer each time that it still does when lanes are back.
 func (p *Planner) leaveLossy(t *tenant, at route, now time.Time) {
-	if len(t.left) >= maxShuns {
-		maps.DeleteFunc(t.left, func(_ route, l left) bool { return now.Sub(l.until) >= relapse })
+	if len(t.backoffs) >= maxShuns {
+		maps.DeleteFunc(t.backoffs, func(_ route, b backoff) bool { return now.Sub(b.until) >= relapse })
 	}
-	was, known := t.left[at]
-	if t.shunned[at].After(now) || !known && len(t.left) >= maxShuns {
+	was, known := t.backoffs[at]
+	if t.shunned[at].After(now) || !known && len(t.backoffs) >= maxShuns {
 		return // they are leaving
 	}
 	wait := shunFor
 	if known && now.Sub(was.until) < relapse {
 		wait = min(forgetMost, 2*was.wait)
 	}
-	if t.left == nil {
-		t.left = map[route]left{}
+	if t.backoffs == nil {
+		t.backoffs = map[route]backoff{}
 	}
-	t.left[at] = left{now.Add(wait), wait}
+	t.backoffs[at] = backoff{now.Add(wait), wait}
 	p.keepOff(t, at, now.Add(wait))
 }
 
@@ -116,7 +117,7 @@ func (r *rebalance) leaveShunned() {
 	for _, l := range inTurn(out) {
 		t, at := r.tenants[l.conn.id.Tenant], r.route(l, l.up)
 		r.reason = Dead
-		if t.left[at].until.Equal(t.shunned[at]) {
+		if t.backoffs[at].until.Equal(t.shunned[at]) {
 			r.reason = Lossy
 		}
 		if _, ok := r.index[l]; ok || r.left() > 0 {

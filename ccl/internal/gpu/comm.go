@@ -96,8 +96,7 @@ type Comm struct {
 	// hardware queues, and one that waits holds up the others of its queue, maybe
 	// those that it waits for.
 	copies bool
-	// shared: two ranks have one GPU, where by copy engines they may wait for each other for good: in
-	// its queues, one rank's copy that waits may be before another's that it waits for.
+	// shared: two ranks have one GPU. By copy engines they could wait for each other for good there.
 	shared bool
 	major  int // the least compute capability among the ranks
 	// unlinked says which two GPUs NVLink does not join, "" where it joins all.

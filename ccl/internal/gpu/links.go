@@ -63,7 +63,7 @@ func (c *Comm) Refused() string {
 	case f == record.AlgoChain:
 		return c.unlinked
 	case f == record.AlgoCopyEngine && c.shared:
-		return "ranks share a GPU, where copies of one may hold up those of another"
+		return "ranks share a GPU, where copy engines could hang"
 	}
 	return fmt.Sprintf("no collective has it among %d GPUs of compute capability %d.x", c.size, c.major)
 }
