@@ -343,9 +343,16 @@ func (b *bed) withoutAndWith(measure func(planner string)) {
 	if os.Getenv("FABRIC_TEST_ONLY") != "with" {
 		measure("")
 	}
-	addr, kill := b.planner()
+	addr, kill := b.probed()
 	defer kill()
-	b.probers(addr)
-	time.Sleep(3 * time.Second) // a round, which comes every two seconds
 	measure(addr)
+}
+
+// probed starts a planner and probers, and lets them look at the fabric.
+func (b *bed) probed() (addr string, kill func()) {
+	b.t.Helper()
+	addr, kill = b.planner()
+	b.probers(addr)
+	time.Sleep(3 * time.Second) // rounds, which come every second
+	return addr, kill
 }

@@ -20,15 +20,32 @@ func (b *bed) during(planner string, seconds float64, events ...event) (j *job, 
 	b.t.Helper()
 	j = b.start("ring", planner, b.ring(), number("BYTES", 4<<20), seconds)
 	began := time.Now()
+	b.happen(began, events...)
+	return j, j.waitSince(began)
+}
+
+// happen has events happen, after a job was started.
+func (b *bed) happen(began time.Time, events ...event) {
+	b.t.Helper()
 	for _, e := range events {
 		time.Sleep(time.Until(began.Add(time.Duration(e.at * float64(time.Second)))))
 		must(b.t, e.do())
 	}
+}
+
+// waitSince returns when each AllReduce ended, in seconds since a time.
+func (j *job) waitSince(began time.Time) (ends []float64) {
+	j.b.t.Helper()
 	zero := float64(began.UnixNano()) / 1e9
 	for _, e := range j.wait() {
 		ends = append(ends, e-zero)
 	}
-	return j, ends
+	return ends
+}
+
+// management sets the network by which hosts reach the planner up or down.
+func (b *bed) management(state string) func() error {
+	return exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", state).Run
 }
 
 // eachSecond is the bandwidth of each second from the second on, in a line.
@@ -109,20 +126,15 @@ func TestSlowLink(t *testing.T) {
 func TestPlannerDies(t *testing.T) {
 	long(t)
 	b := setUp(t, shape(16, 40))
-	addr, kill := b.planner()
-	b.probers(addr)
-	time.Sleep(3 * time.Second)
-	management := func(state string) func() error {
-		return exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", state).Run
-	}
+	addr, kill := b.probed()
 	dies, back := func() error { kill(); return nil }, func() error { _, kill = b.planner(); return nil }
 	defer func() { kill() }()
-	j, ends := b.during(addr, 20, event{5, dies}, event{9, back}, event{13, management("down")}, event{16, management("up")})
+	j, ends := b.during(addr, 20, event{5, dies}, event{9, back}, event{13, b.management("down")}, event{16, b.management("up")})
 	t.Logf("before %.1f, killed %.1f, back %.1f, cut off and three seconds more %.1f (ideal %.1f)", j.bus(ends, 2, 5), j.bus(ends, 5, 9), j.bus(ends, 9, 13), j.bus(ends, 13, 19), b.ideal())
 
 	j, ends = b.during(addr, 44,
 		event{8, dies}, event{10, func() error { return b.up.Cut(0, 1) }}, event{10.5, func() error { return b.up.Withdraw(0, 1) }},
-		event{16, back}, event{26, management("down")}, event{28, func() error { return b.up.Heal(0, 1) }}, event{32, management("up")})
+		event{16, back}, event{26, b.management("down")}, event{28, func() error { return b.up.Heal(0, 1) }}, event{32, b.management("up")})
 	t.Logf("before %.1f, killed %.1f, a link dead as well %.1f, planner back %.1f, cut off while the link comes back %.1f, all well %.1f; longest turn %.2f s before, %.2f s since",
 		j.bus(ends, 3, 8), j.bus(ends, 8, 10), j.bus(ends, 10, 16), j.bus(ends, 18, 26), j.bus(ends, 28, 32), j.bus(ends, 34, 44), longest(ends, 3, 8), longest(ends, 8, 44))
 }
@@ -131,31 +143,20 @@ func TestPlannerDies(t *testing.T) {
 func TestPlannerDiesOfMany(t *testing.T) {
 	long(t)
 	b := setUp(t, shape(16, 20))
-	addr, kill := b.planner()
+	addr, kill := b.probed()
 	defer func() { kill() }()
-	b.probers(addr)
-	time.Sleep(3 * time.Second)
 	const seconds = 32
 	began := time.Now()
 	var jobs []*job
 	for k := range b.up.Hosts / 2 {
 		jobs = append(jobs, b.start(fmt.Sprintf("job%d", k), addr, []int{k, b.up.Hosts/2 + k}, number("BYTES", 2<<20), seconds))
 	}
-	for _, e := range []event{
-		{8, func() error { kill(); return nil }}, {14, func() error { _, kill = b.planner(); return nil }},
-		{20, exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", "down").Run}, {26, exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", "up").Run},
-	} {
-		time.Sleep(time.Until(began.Add(time.Duration(e.at * float64(time.Second)))))
-		must(t, e.do())
-	}
-	zero := float64(began.UnixNano()) / 1e9
+	b.happen(began, event{8, func() error { kill(); return nil }}, event{14, func() error { _, kill = b.planner(); return nil }},
+		event{20, b.management("down")}, event{26, b.management("up")})
 	phases := []float64{4, 8, 14, 20, 26, 31}
 	sum := make([]float64, len(phases)-1)
 	for _, j := range jobs {
-		ends := j.wait()
-		for i := range ends {
-			ends[i] -= zero
-		}
+		ends := j.waitSince(began)
 		for i := range sum {
 			sum[i] += j.bus(ends, phases[i], phases[i+1]) / float64(len(jobs))
 		}
