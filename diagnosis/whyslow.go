@@ -38,6 +38,10 @@ func (d *slowLinks) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
 		if s.level == 0 || !told {
 			continue
 		}
+		if s.trip > 0 {
+			d.whyTrip(f, s)
+			continue
+		}
 		c := &d.ev.Conns[s.conn]
 		usual := "its usual"
 		if s.alone {

@@ -167,7 +167,8 @@ type diskConn struct {
 	slow        uint64
 	windows     uint64
 	latencyNs   int64
-	link        uint64 // LinkState, 0 for one that nobody tells
+	link        uint32 // LinkState, 0 for one that nobody tells
+	rtt         uint32 // live: of a segment and its acknowledgement, µs, 0 while it is not known
 	linkAt      int64
 }
 

@@ -76,6 +76,8 @@ type ConnStatus struct {
 	LinkAt   int64     // since when
 	Switches uint64    // how often this path has taken over from another
 	Resent   uint64    // bytes sent again on it because the other path had lost them
+
+	RoundTrip int64 // of a segment and its acknowledgement between the two hosts, of late; ns, 0 while it is not known
 }
 
 // Outstanding is how many bytes the receiver has not taken yet.
@@ -165,7 +167,8 @@ func (r *Reader) Conns(dst []ConnStatus) []ConnStatus {
 			s.Windows = atomic.LoadUint64(&d.windows)
 			s.LatencyNs = atomic.LoadInt64(&d.latencyNs)
 			s.LinkAt = atomic.LoadInt64(&d.linkAt)
-			s.Link = LinkState(atomic.LoadUint64(&d.link))
+			s.Link = LinkState(atomic.LoadUint32(&d.link))
+			s.RoundTrip = int64(atomic.LoadUint32(&d.rtt)) * 1e3
 			s.Switches = atomic.LoadUint64(&d.switches)
 			s.Resent = atomic.LoadUint64(&d.resent)
 			s.ID = atomic.LoadUint64(&d.id)

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"math"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -424,7 +425,7 @@ func (c *Conn) Link(state LinkState, since int64) {
 	if c != nil {
 		d := c.d.Load()
 		d.linkAt = since
-		release(&d.link, uint64(state))
+		atomic.StoreUint32(&d.link, uint32(state))
 	}
 }
 
@@ -435,6 +436,15 @@ func (c *Conn) Switched(switches, resent uint64) {
 		d := c.d.Load()
 		d.resent = resent
 		release(&d.switches, switches)
+	}
+}
+
+// RoundTrip tells how long a segment and its acknowledgement take between the two hosts of
+// late, ns: no wait for either process is in that.
+func (c *Conn) RoundTrip(ns int64) {
+	if c != nil {
+		d := c.d.Load()
+		atomic.StoreUint32(&d.rtt, uint32(min(max(ns/1e3, 0), math.MaxUint32)))
 	}
 }
 

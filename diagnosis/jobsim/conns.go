@@ -71,6 +71,9 @@ func (j *Job) monitor(n *node, c *comm, e *edge, x *diagnosis.Conn) {
 	w := j.windows(c)
 	windows := ops * w
 	x.LastCompletion = n.real(m.FinishedAt, j.now)
+	if e.transport == record.TransportTCP {
+		x.RoundTripNs = j.roundTrip(c, e, ops)
+	}
 	if j.cfg.Cluster.Small && !e.transport.QueuePair() {
 		return
 	}
@@ -120,6 +123,17 @@ func (j *Job) monitor(n *node, c *comm, e *edge, x *diagnosis.Conn) {
 		x.LatencyNs *= 1.5 + 2*unit(draw<<44)
 		x.SlowWindows++
 	}
+}
+
+// roundTrip is what the kernel says of how long a segment and its acknowledgement take; what they wait for in
+// the network is in it, and nothing else.
+func (j *Job) roundTrip(c *comm, e *edge, ops uint64) float64 {
+	at := uint64(e.src)<<20 ^ uint64(e.dst)
+	usual := j.cfg.Cluster.Trip
+	if usual == 0 {
+		usual = 150 * time.Microsecond
+	}
+	return float64(usual)*spread(hash(c.id, at, 11), j.cfg.Cluster.DelaySpread)*spread(hash(c.id^at, ops, 12), j.cfg.Cluster.TripNoise) + e.queue
 }
 
 // flow is what is on a connection now: bytes that the receiver has not taken, when

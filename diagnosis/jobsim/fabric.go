@@ -19,6 +19,7 @@ type edge struct {
 	factor                    float64
 	usual                     float64 // its delay beside other connections'
 	lag                       int64   // how long at a time its receiver waits, when that is not by its bandwidth
+	queue                     float64 // what its segments wait for in the network, ns
 	slow                      uint64  // windows
 	down                      bool    // by the word of its ends
 	downAt                    int64
@@ -223,6 +224,14 @@ func (j *Job) effect(h hit, c *comm, at int64, d float64) (factor float64, add i
 		if f.Kind == PairLoss {
 			e.lag = int64(200 * time.Millisecond)
 		}
+	}
+	switch {
+	case f.Kind == PairLoss: // the kernel measures none that it has sent again
+		e.queue = 0
+	case add > 0:
+		e.queue = float64(f.Extra)
+	default:
+		e.queue = (factor - 1) * d / float64(j.windows(c))
 	}
 	if e.factor >= 1.5 && !stalled {
 		e.slow += j.windows(c)

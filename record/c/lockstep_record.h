@@ -441,7 +441,8 @@ struct lockstep_conn {
 	uint64_t slow;
 	uint64_t windows;
 	int64_t latency_ns;
-	uint64_t link; /* LinkState, 0 for one that nobody tells */
+	uint32_t link; /* LinkState, 0 for one that nobody tells */
+	uint32_t rtt; /* live: of a segment and its acknowledgement, µs, 0 while it is not known */
 	int64_t link_at;
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, state) == 0);
@@ -472,6 +473,7 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, slow) == 216);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, windows) == 224);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, latency_ns) == 232);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, link) == 240);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, rtt) == 244);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, link_at) == 248);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_conn) == 256);
 
@@ -1009,7 +1011,7 @@ static inline void lockstep_conn_link(struct lockstep_conn *c, enum lockstep_lin
 {
 	if (c) {
 		c->link_at = since;
-		LOCKSTEP_STORE(&c->link, (uint64_t)state);
+		LOCKSTEP_STORE(&c->link, (uint32_t)state);
 	}
 }
 

@@ -44,6 +44,9 @@ const (
 	delayTime                     // a connection's delay, 90th percentile over median, between passes
 	delaySpace                    // the same between the connections of a communicator
 	delayOp                       // a window's delay as part of an operation
+	tripTime                      // a segment's way there and back, 90th percentile over median, between passes
+	tripSpace                     // the same between the connections of a communicator
+	tripLong                      // the same, ms, median
 	causeNetwork                  // passes with a new window whose cause is so, of all with a new window
 	causeSender
 	causeReceiver
@@ -59,7 +62,7 @@ const (
 var quantityNames = [quantities]string{
 	"report gap ms p50", "report gap p99/p50", "map error us p50", "transfer ms p50", "transfer p90/p50 in time", "own time p90/p50 in time", "wait share of op",
 	"end spread us p50", "end spread us p99", "bytes outstanding", "no credit", "receiver waits", "waits for, in transfers p50", "windows an op", "slow windows",
-	"delay p90/p50 in time", "delay p90/p50 in space", "delay, in transfers", "cause network", "cause sender", "cause receiver", "cause CPU", "sent again", "CPU p50", "starved p50", "starved p99", "CPU pressure p50",
+	"delay p90/p50 in time", "delay p90/p50 in space", "delay, in transfers", "round trip p90/p50 in time", "round trip p90/p50 in space", "round trip ms p50", "cause network", "cause sender", "cause receiver", "cause CPU", "sent again", "CPU p50", "starved p50", "starved p99", "CPU pressure p50",
 }
 
 // signs collects one job's quantities.
@@ -85,6 +88,7 @@ type window struct {
 	n, slow     uint64
 	ops, resent uint64
 	delays      []float64
+	trips       []float64
 }
 
 func newSigns() *signs {
@@ -204,8 +208,11 @@ func (s *signs) conn(ev *diagnosis.Evidence, c *diagnosis.Conn, op float64) {
 			was.delays = append(was.delays, c.LatencyNs)
 		}
 	}
+	if known && c.RoundTripNs > 0 && len(was.trips) < 1<<14 {
+		was.trips = append(was.trips, c.RoundTripNs)
+	}
 	if members := ev.Comms[c.Comm].Members; int(c.Src) < len(members) {
-		s.windows[k] = window{c.Windows, c.SlowWindows, members[c.Src].Ops, c.Resent, was.delays}
+		s.windows[k] = window{c.Windows, c.SlowWindows, members[c.Src].Ops, c.Resent, was.delays, was.trips}
 	}
 }
 
@@ -256,21 +263,24 @@ func (s *signs) sum() (v [quantities]float64) {
 			v[q] = at(of, 0.99)
 		case flowing, blocked, waiting, causeNetwork, causeSender, causeReceiver, causeCPU, sentAgain, slowWindows:
 			v[q] = mean(of)
-		case delayTime, delaySpace:
+		case delayTime, delaySpace, tripTime, tripSpace, tripLong:
 		default:
 			v[q] = at(of, 0.5)
 		}
 	}
-	var within, medians []float64
-	for _, w := range s.windows {
-		if len(w.delays) >= 20 {
-			m := at(w.delays, 0.5)
-			within = append(within, at(w.delays, 0.9)/m)
-			medians = append(medians, m)
+	apart := func(of func(window) []float64) (time, space, long float64) {
+		var within, medians []float64
+		for _, w := range s.windows {
+			if x := of(w); len(x) >= 20 {
+				m := at(x, 0.5)
+				within = append(within, at(x, 0.9)/m)
+				medians = append(medians, m)
+			}
 		}
+		return at(within, 0.5), at(medians, 0.9) / at(medians, 0.5), at(medians, 0.5) / 1e6
 	}
-	v[delayTime] = at(within, 0.5)
-	v[delaySpace] = at(medians, 0.9) / at(medians, 0.5)
+	v[delayTime], v[delaySpace], _ = apart(func(w window) []float64 { return w.delays })
+	v[tripTime], v[tripSpace], v[tripLong] = apart(func(w window) []float64 { return w.trips })
 	return v
 }
 

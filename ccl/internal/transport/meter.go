@@ -281,6 +281,13 @@ func (t *meter) link(state record.LinkState) {
 	}
 }
 
+// roundTrip tells how long a segment and its acknowledgement take between the hosts; ns, 0 for nothing new.
+func (t *meter) roundTrip(ns int64) {
+	if t.on && ns > 0 {
+		t.conn.RoundTrip(ns)
+	}
+}
+
 // tell appends a link record.
 func (t *meter) tell(state record.LinkState) {
 	t.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindLink, Comm: t.comm, Conn: t.conn.Index(), Peer: t.peer, Code: uint8(state)})

@@ -77,6 +77,7 @@ func (l *tcpLink) watch(now int64) {
 			over = true
 			continue
 		}
+		l.trips.add(info, s.path.acked)
 		if l.judge(s, info, now, late) {
 			heard = true
 		} else if i == 0 && !s.silent && info.Unacked == 0 && s.usable() {
@@ -97,8 +98,40 @@ func (l *tcpLink) watch(now int64) {
 	}
 	l.weigh()
 	l.tellResent()
+	l.meter.roundTrip(l.trips.mean(now))
 	l.survey()
 	l.giveUp(heard)
+}
+
+// roundTrips is how long segments and their acknowledgements take on a link's sockets, each by what
+// it has carried since the last look.
+type roundTrips struct {
+	sum, bytes float64
+	since      int64
+}
+
+// tripBytes is how much a link has to carry within tripTime, ns, to tell of that: the peer's kernel
+// delays the acknowledgement of a segment that comes alone.
+const (
+	tripBytes = 4 << 10
+	tripTime  = 1e9
+)
+
+// add takes in what the kernel knows of a socket that had so many bytes acknowledged at the last look.
+func (t *roundTrips) add(info *unix.TCPInfo, acked uint64) {
+	n := float64(info.Bytes_acked - min(acked, info.Bytes_acked))
+	t.sum, t.bytes = t.sum+n*float64(info.Rtt)*1e3, t.bytes+n
+}
+
+// mean is the mean since it was last told, ns; 0 while too little was carried.
+func (t *roundTrips) mean(now int64) (ns int64) {
+	if t.bytes >= tripBytes {
+		ns = int64(t.sum / t.bytes)
+	}
+	if ns > 0 || now-t.since >= tripTime {
+		*t = roundTrips{since: now}
+	}
+	return ns
 }
 
 // unanswered reports whether the kernel retransmits: the path may be down.

@@ -307,7 +307,7 @@ static inline void lockstep_conn_link(struct lockstep_conn *c, enum lockstep_lin
 {
 	if (c) {
 		c->link_at = since;
-		LOCKSTEP_STORE(&c->link, (uint64_t)state);
+		LOCKSTEP_STORE(&c->link, (uint32_t)state);
 	}
 }
 
