@@ -70,7 +70,7 @@ type Cluster struct {
 	TransferNoise float64       // sigma of the logarithm of a transfer's time: 0.05
 	DelayNoise    float64       // the same of a window's delay; 0: it is evenly spread from 0.7 to 1
 	DelaySpread   float64       // the same between the connections
-	Trip          time.Duration // of a segment and its acknowledgement between hosts, where a kernel tells of it; 0: 150 µs
+	Trip          time.Duration // of a segment and its acknowledgement between hosts, where a kernel tells of it; 0: 150 µs, < 0: none does
 	TripNoise     float64       // sigma of the logarithm of it
 	Wake          time.Duration // how far apart members notice an operation's end, median of operations; 0: 16 µs
 	SentAgain     float64       // share of operations over which a TCP connection sends bytes again without a reason

@@ -71,7 +71,7 @@ func (j *Job) monitor(n *node, c *comm, e *edge, x *diagnosis.Conn) {
 	w := j.windows(c)
 	windows := ops * w
 	x.LastCompletion = n.real(m.FinishedAt, j.now)
-	if e.transport == record.TransportTCP {
+	if e.transport == record.TransportTCP && j.cfg.Cluster.Trip >= 0 {
 		x.RoundTripNs = j.roundTrip(c, e, ops)
 	}
 	if j.cfg.Cluster.Small && !e.transport.QueuePair() {

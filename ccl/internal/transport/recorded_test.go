@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -52,5 +53,39 @@ func TestEveryTransport(t *testing.T) {
 		if !k.Stamped() && !run[k] {
 			t.Errorf("no place of allPlaces has links of %v", k)
 		}
+	}
+}
+
+// TestRoundTrips: a rank that waits has its kernel tell how long a segment takes, over TCP and over nothing else.
+func TestRoundTrips(t *testing.T) {
+	for _, test := range []struct {
+		place place
+		told  bool
+	}{{apart, true}, {oneNode, false}} {
+		t.Run(string(test.place), func(t *testing.T) {
+			t.Parallel()
+			const rounds, late = 12, 60 * time.Millisecond
+			w, comm, r := recorder(t, 2)
+			goroutines(t, test.place, 2, func(c *Config) {
+				if c.Rank == 0 {
+					c.Recorder, c.Comm = w, comm
+				}
+			}, func(m *Mesh, rank, size int) error {
+				for i := range rounds {
+					if rank == 1 {
+						time.Sleep(late)
+					}
+					if err := exchange(m, rank, size, uint64(i), 20, 16<<10); err != nil {
+						return err
+					}
+				}
+				for _, c := range r.Conns(nil) {
+					if rank == 0 && (c.RoundTrip > 0) != test.told {
+						return fmt.Errorf("%v of a segment over %v", time.Duration(c.RoundTrip), c.Transport)
+					}
+				}
+				return nil
+			})
+		})
 	}
 }
