@@ -182,7 +182,11 @@ func (d *slowLinks) judge() {
 			s.slow++
 		}
 		// One window that bears it out may be a hiccup of its own.
-		s.again(d.window, s.alone, s.sure > x.sure && s.sure >= leastSure && 4*s.sure > s.slow)
+		of := 4
+		if s.trip > 0 {
+			of = 2 // it needs no luck
+		}
+		s.again(d.window, s.alone, s.sure > x.sure && s.sure >= leastSure && of*s.sure > s.slow)
 		*x = *s
 	}
 	for i := 0; i < len(d.slow); i++ {

@@ -67,17 +67,7 @@ func (d *slowLinks) watchTrips() {
 	if len(d.trips) == 0 {
 		return
 	}
-	ratios := d.scratch[:0]
-	for i := range d.trips {
-		if x := &d.trips[i]; x.now > 0 && d.settled(&x.usual) {
-			ratios = append(ratios, x.now/x.usual.mean)
-		}
-	}
-	d.usualTrips = 1
-	if len(ratios) > 2 { // both ways of one pair tell nothing of others
-		d.usualTrips = max(1, quantile(ratios, mostShare))
-	}
-	d.scratch = ratios
+	others := d.tripsOfMost()
 	if d.noTrips > tripsFor {
 		d.mostOver = 0
 	}
@@ -92,7 +82,7 @@ func (d *slowLinks) watchTrips() {
 		usual := d.usualTrips * x.usual.mean
 		x.over += (x.now - usual - x.over) / 2
 		x.long += (x.now - usual - x.long) / 4
-		x.grown = x.over >= usual*max(tripRatio-1, tripVaries*math.Sqrt(x.vary)) && x.over >= leastTrip && x.now >= tripAlso*usual
+		x.grown = x.over >= usual*max(tripRatio-1, tripVaries*math.Sqrt(x.vary)) && x.over >= leastTrip && x.now >= tripAlso*usual && usual+x.over >= tripRatio*others
 		if ci := d.ev.Conns[i].Comm; x.grown && d.tripFelt(ci) {
 			d.noTrips = 0
 			most = max(most, x.long)
@@ -102,6 +92,27 @@ func (d *slowLinks) watchTrips() {
 	if d.noTrips == 0 {
 		d.mostOver = most
 	}
+}
+
+// tripsOfMost finds how many times as long as usual segments take on most connections, and returns how long
+// that is; 0 where there are no others.
+func (d *slowLinks) tripsOfMost() (long float64) {
+	d.usualTrips = 1
+	of := func(value func(x *trip) float64) []float64 {
+		v := d.scratch[:0]
+		for i := range d.trips {
+			if x := &d.trips[i]; x.now > 0 && d.settled(&x.usual) {
+				v = append(v, value(x))
+			}
+		}
+		d.scratch = v
+		return v
+	}
+	if v := of(func(x *trip) float64 { return x.now / x.usual.mean }); len(v) > 2 { // both ways of one pair tell nothing of others
+		d.usualTrips = max(1, quantile(v, mostShare))
+		long = quantile(of(func(x *trip) float64 { return x.now }), mostShare)
+	}
+	return long
 }
 
 // tripSuspects adds connections on which segments take longer, and takes out what is slow for
@@ -137,9 +148,8 @@ func (d *slowLinks) tripCosts(s *slowConn) bool {
 	if s.trip == 0 || d.drags.unexplained < d.cfg.SlowShare/4 {
 		return false
 	}
-	// Hosts that are short of CPU forward and answer later as well.
-	short := d.crowded(s.cell.src) || d.crowded(s.cell.dst) || d.starvedIn(s.comm)
-	return !short || s.trip >= 2*tripRatio*d.usualTrips*s.usualTrip
+	// A kernel acknowledges a single segment when its process takes it, or after 40 ms, so who does not run is in it after all.
+	return !d.starvedIn(s.comm) && (s.trip >= 2*tripRatio*d.usualTrips*s.usualTrip || !d.crowded(s.cell.src) && !d.crowded(s.cell.dst))
 }
 
 // tripFelt reports whether the members of a communicator feel that it takes longer.
@@ -192,7 +202,7 @@ func (d *slowLinks) tripKnown(conn int32) bool {
 // learnTrips lets the connections that nothing is wrong with teach what is normal.
 func (d *slowLinks) learnTrips() {
 	for i := range d.trips {
-		if x := &d.trips[i]; x.now > 0 && !x.grown && !d.feltIn(d.ev.Conns[i].Comm) {
+		if x := &d.trips[i]; x.now > 0 && !d.feltIn(d.ev.Conns[i].Comm) {
 			x.learn()
 		}
 	}
