@@ -19,6 +19,9 @@ type drags struct {
 	members []memberUsual
 	first   []int32 // by communicator: its first in members
 	ranks   []rankCost
+	// What members of all communicators add to, or ask of, their ranks lies close together: they come in any order.
+	did     []rankDid
+	weights []rankWeight
 	// The stretch that is judged next: a step where the program marks them, else
 	// as long as every communicator in use takes for an operation.
 	at    int64 // its start, and the moment of members' sums; 0: of none
@@ -54,6 +57,15 @@ type memberUsual struct {
 	memberSums
 	// Sums over the windows so far, the older ones counting less.
 	n, ownNs, insideNs float32
+}
+
+// rankDid is what a rank did in the window that is judged, and what its history says of it.
+type rankDid struct{ own, pred, inside, usual float32 }
+
+// rankWeight is what a window counts for in a rank's history.
+type rankWeight struct {
+	weight float32 // 0: nothing
+	anew   bool    // the history starts anew
 }
 
 // rankCost is how far a rank has been from its norm in the last windows.
@@ -167,9 +179,7 @@ func (d *drags) judge() {
 // sum sums up what every rank did in the window and what its history says of it.
 func (d *drags) sum(elapsed float64) (own, ops, active float64) {
 	d.grown, d.inside = zeroed(d.grown, len(d.ev.Comms)), zeroed(d.inside, len(d.ev.Comms))
-	for r := range d.ranks {
-		d.ranks[r].own, d.ranks[r].pred, d.ranks[r].inside, d.ranks[r].usual = 0, 0, 0, 0
-	}
+	d.did = zeroed(d.did, len(d.ranks))
 	for ci := range d.ev.Comms {
 		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
 		least, told := math.Inf(1), 0
@@ -182,7 +192,7 @@ func (d *drags) sum(elapsed float64) (own, ops, active float64) {
 			if uint32(m.World) >= uint32(len(d.ranks)) || n == 0 || now.ops < u.ops {
 				continue
 			}
-			x := &d.ranks[m.World]
+			x := &d.did[m.World]
 			x.own += float32(now.own - u.own)
 			x.inside += float32(now.inside - u.inside)
 			if u.n > 0 {
@@ -199,7 +209,9 @@ func (d *drags) sum(elapsed float64) (own, ops, active float64) {
 		}
 	}
 	for r := range d.ranks {
-		if d.ranks[r].own > 0 {
+		x, s := &d.ranks[r], &d.did[r]
+		x.own, x.pred, x.inside, x.usual = s.own, s.pred, s.inside, s.usual
+		if x.own > 0 {
 			active++
 		}
 	}
@@ -388,24 +400,31 @@ func (d *drags) learn(usual bool, common float32) {
 			}
 		}
 	}
+	d.weights = resized(d.weights, len(d.ranks))
+	for r := range d.ranks {
+		x, w := &d.ranks[r], rankWeight{}
+		if usual && !d.watched(int32(r)) {
+			w = rankWeight{weight: 1, anew: x.low == lowWindows}
+			if x.odd {
+				w.weight = 0.1
+			}
+		}
+		d.weights[r] = w
+	}
 	for ci := range d.ev.Comms {
 		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
 		for i := range members {
 			m, u := &members[i], &of[i]
 			before, now := u.memberSums, d.until(ci, i)
 			u.memberSums = now // the next one's start
-			if !usual || uint32(m.World) >= uint32(len(d.ranks)) || now.ops <= before.ops || d.watched(m.World) {
+			if uint32(m.World) >= uint32(len(d.weights)) || now.ops <= before.ops || d.weights[m.World].weight == 0 {
 				continue
 			}
-			x := &d.ranks[m.World]
-			if x.low == lowWindows { // its history starts anew
+			if d.weights[m.World].anew {
 				u.n, u.ownNs, u.insideNs = 0, 0, 0
 			}
 			n, own, in := float32(now.ops-before.ops), float32(now.own-before.own)/common, float32(now.inside-before.inside)
-			weight := float32(1)
-			if x.odd {
-				weight = 0.1
-			}
+			weight := d.weights[m.World].weight
 			keep := 1 - usualMemory*weight
 			u.n, u.ownNs, u.insideNs = u.n*keep+n*weight, u.ownNs*keep+own*weight, u.insideNs*keep+in*weight
 		}
