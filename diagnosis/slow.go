@@ -453,13 +453,17 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 // only word where the transport does not tell who waits, or where waiting for
 // bytes on the way is what the job does most of the time.
 func (d *slowLinks) onTheWay(s *slowConn) bool {
-	if d.tripCosts(s) || d.transferGrown(s) {
+	if d.tripCosts(s) {
+		return true
+	}
+	same := d.tripSame(s.conn)
+	if !same && d.transferGrown(s) {
 		return true
 	}
 	if d.loses(s.conn, s.comm, s.cell) && !d.elsewhere(s.conn, s.comm) {
 		return true
 	}
-	if d.carried(s) || d.onlyBetween(s) || d.bothWays(s) {
+	if !same && (d.carried(s) || d.onlyBetween(s) || d.bothWays(s)) {
 		return true
 	}
 	if d.starved(s.cell.src) || d.starved(s.cell.dst) {

@@ -33,6 +33,8 @@ const (
 	// the slowest one of its communicator, and tripFar by that of all: what waits for that is a little later,
 	// too, and acknowledgements may be delayed.
 	tripOthers, tripFar = 0.5, 0.2
+	// tripsIn is how many of them a post takes at most to complete, of those that hold back none.
+	tripsIn = 8
 	// leastTrip is how much longer, ns, it takes at least.
 	leastTrip = 200e3
 	// tripsFor is for how many windows no other connection is slow after some have been by that.
@@ -192,6 +194,17 @@ func (d *slowLinks) tripsElsewhere(conn int32) bool {
 	return !slices.ContainsFunc(d.slow, func(s slowConn) bool {
 		return s.trip > 0 && (s.cell == cell{a, b} || s.cell == cell{b, a})
 	})
+}
+
+// tripSame reports whether it is known that segments take hardly longer on a connection than usual, and much less so
+// than its posts to complete, and hardly any is sent again: what is late then may be for its ends, until looks see bytes on their way. (A sender's own queue
+// is in no segment's time.)
+func (d *slowLinks) tripSame(conn int32) bool {
+	if !d.tripKnown(conn) {
+		return false
+	}
+	x, h := &d.trips[conn], &d.conns[conn]
+	return d.settled(&x.usual) && x.over < (tripRatio-1)*x.usual.mean && tripsIn*x.over < h.delay-h.base.mean && h.again < h.usualAgain+moreAgain/2
 }
 
 // tripKnown reports whether the window has told how long a segment takes on a connection.

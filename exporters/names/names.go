@@ -139,7 +139,7 @@ var (
 	Windows         = def(Agent, Counter, "lockstep_connection_windows_total", "", "Transport windows closed, by cause of slowness (none: not slow).", LabelJob, LabelTransport, LabelCause)
 	ConnBroken      = def(Agent, Gauge, "lockstep_connection_paths_down", "", "Paths of open connections that are broken; a connection with another path goes on.", LabelJob, LabelTransport)
 	ConnSwitches    = def(Agent, Counter, "lockstep_connection_switches_total", "", "Times that a connection's path took over from another one, back to the first included.", LabelJob, LabelTransport)
-	ConnResent      = def(Agent, Counter, "lockstep_connection_resent_bytes_total", "bytes", "Bytes sent again because they may have been lost: over another path, on new sockets, or by TCP itself.", LabelJob, LabelTransport)
+	ConnResent      = def(Agent, Counter, "lockstep_connection_resent_bytes_total", "bytes", "Bytes sent again because they may have been lost: over another path, on new sockets, or by TCP itself, unless the peer had them twice.", LabelJob, LabelTransport)
 
 	ConnInfo      = def(Agent, Gauge, "lockstep_connection_info", "", "Who a connection is, to join with the series that have its connection label, and with NIC counters by device and port; always 1. At most 64 connections of a job on a node: those whose path broke or whose network is slow first.", LabelJob, LabelConnection, LabelCommunicator, LabelRank, LabelPeer, LabelTransport, LabelDevice, LabelPort, LabelRail, LabelQueuePair, LabelPeerPair, LabelAddress)
 	ConnBandwidth = def(Agent, Gauge, "lockstep_connection_bandwidth_bytes_per_second", "", "Bandwidth in the last window of a connection that lockstep_connection_info has.", LabelJob, LabelConnection)

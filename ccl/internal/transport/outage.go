@@ -42,7 +42,7 @@ type path struct {
 	acked         uint64 // bytes, by the peer's kernel
 	owed          int64  // since when more has been under way, 0 when it is not
 	silent        bool
-	retransmitted uint64 // bytes, by this kernel
+	retransmitted uint64 // bytes, by this kernel, that were lost as far as it knows
 	segments      uint32 // that it has sent
 	lost          uint32 // of them, as far as it knows
 	again         bool   // the kernel is retransmitting
@@ -151,7 +151,7 @@ func (s *socket) fate() error {
 func (l *tcpLink) judge(s *socket, info *unix.TCPInfo, now int64, late bool) bool {
 	silence := min(info.Last_ack_recv, info.Last_data_recv)
 	progress := info.Bytes_acked != s.path.acked
-	s.path.acked, s.retransmitted = info.Bytes_acked, info.Bytes_retrans
+	s.path.acked, s.retransmitted = info.Bytes_acked, max(s.retransmitted, lostBytes(info))
 	s.path.segments, s.path.lost = info.Data_segs_out, info.Total_retrans-min(info.Total_retrans, info.Dsack_dups)
 	s.path.again = info.Unacked > 0 && info.Retransmits > 0
 	switch {
@@ -178,6 +178,13 @@ func (l *tcpLink) judge(s *socket, info *unix.TCPInfo, now int64, late bool) boo
 		s.silent = true
 	}
 	return false
+}
+
+// lostBytes is how many bytes a kernel has sent again because they were lost, as far as it knows: what the peer had
+// twice was not. Where a receiver does not run, it acknowledges late, and is sent its last segment again.
+func lostBytes(info *unix.TCPInfo) uint64 {
+	lost := info.Total_retrans - min(info.Total_retrans, info.Dsack_dups)
+	return uint64(float64(info.Bytes_retrans) * float64(lost) / float64(max(info.Total_retrans, 1)))
 }
 
 // ask sends a frame that the peer's kernel has to acknowledge.

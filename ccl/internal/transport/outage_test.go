@@ -374,3 +374,15 @@ func TestOneSocketEnds(t *testing.T) {
 		return sendAll(m, l, b[:1])
 	})
 }
+
+// TestLostBytes: what the peer had twice was not lost.
+func TestLostBytes(t *testing.T) {
+	for _, test := range []struct {
+		segments, twice uint32
+		bytes, want     uint64
+	}{{0, 0, 0, 0}, {4, 0, 4000, 4000}, {4, 3, 4000, 1000}, {4, 4, 4000, 0}, {4, 9, 4000, 0}} {
+		if got := lostBytes(&unix.TCPInfo{Total_retrans: test.segments, Dsack_dups: test.twice, Bytes_retrans: test.bytes}); got != test.want {
+			t.Errorf("%+v: %d bytes", test, got)
+		}
+	}
+}
