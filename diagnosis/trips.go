@@ -6,8 +6,8 @@ import (
 )
 
 // A kernel knows how long a segment and its acknowledgement take between two hosts. That is the
-// network's alone: a receiver that takes late what has come, waits for somebody else or does not
-// run is not in it, unlike in the time from post to completion. So where it has grown on some
+// network's, nearly alone: a receiver that takes late what has come, or waits for somebody else, is hardly
+// in it, unlike in the time from post to completion. So where it has grown on some
 // connections and not on others, these are the slow ones, whatever monitors say of both.
 
 // trip is what is normal for how long a segment and its acknowledgement take on a connection.
@@ -230,6 +230,6 @@ func (x *trip) learn() {
 
 // whyTrip says what segments take on a connection that is slow by that.
 func (d *slowLinks) whyTrip(f *finding, s *slowConn) {
-	f.why("between the hosts of rank %d and rank %d (%s, %s) a segment and its acknowledgement take %s, %.1f times the usual %s, as their kernel measures it; on most connections %.1f times: no rank's lateness is in that",
+	f.why("between the hosts of rank %d and rank %d (%s, %s) a segment and its acknowledgement take %s, %.1f times the usual %s, as their kernel measures it; on most connections %.1f times",
 		s.cell.src, s.cell.dst, &d.ev.Conns[s.conn], d.ev.Comms[s.comm].Name, millis(s.trip), s.trip/s.usualTrip, millis(s.usualTrip), d.usualTrips)
 }
