@@ -79,8 +79,11 @@ func TestRoundTrips(t *testing.T) {
 						return err
 					}
 				}
+				if rank != 0 {
+					return nil
+				}
 				for _, c := range r.Conns(nil) {
-					if rank == 0 && (c.RoundTrip > 0) != test.told {
+					if (c.RoundTrip > 0) != test.told {
 						return fmt.Errorf("%v of a segment over %v", time.Duration(c.RoundTrip), c.Transport)
 					}
 				}
