@@ -105,7 +105,7 @@ type ConnDetail struct {
 	Switches    uint64
 	Outages     uint64
 	Resent      uint64
-	RoundTripNs int64 // between the two hosts; 0 while it is not known
+	RTTNs       int64 // between the two hosts; 0 while it is not known
 }
 
 // Anomaly is how much a connection deserves attention: more for what is wrong now.

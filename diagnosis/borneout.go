@@ -135,7 +135,7 @@ func (d *slowLinks) blamedLong(conn int32) bool {
 	if ci := int(d.ev.Conns[conn].Comm); ci < len(d.transfers.denied) && d.transfers.denied[ci] && !d.comms[ci].p2p {
 		return false
 	}
-	return d.conns[conn].blamed >= 0.6 && d.blamedAgain(conn) && !d.tripsElsewhere(conn) && !d.elsewhere(conn, d.ev.Conns[conn].Comm)
+	return d.conns[conn].blamed >= 0.6 && d.blamedAgain(conn) && !d.notByRTT(conn) && !d.elsewhere(conn, d.ev.Conns[conn].Comm)
 }
 
 // transferGrown reports whether what a slow connection's monitor says is borne out

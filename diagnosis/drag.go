@@ -59,8 +59,11 @@ type memberUsual struct {
 	n, ownNs, insideNs float32
 }
 
-// rankDid is what a rank did in the window that is judged, and what its history says of it.
-type rankDid struct{ own, pred, inside, usual float32 }
+// rankDid is what a rank did in the last window, and what its history says of the same operations; ns.
+type rankDid struct {
+	own, pred     float32 // of its own
+	inside, usual float32 // inside operations
+}
 
 // rankWeight is what a window counts for in a rank's history.
 type rankWeight struct {
@@ -73,11 +76,7 @@ type rankCost struct {
 	cost   [costWindows]float32   // excess over the norm as a share of the window, by window
 	sums   [len(horizons)]float32 // over so many of the last windows
 	noise  float32                // mean distance from the norm in a window
-	own    float32                // of the last window, ns
-	pred   float32                // what its history says of the same operations, ns
-	inside float32
-	usual  float32 // what its history says of the time inside, ns
-	lately float32 // what it has cost in the last windows, as a share of them, whatever that is
+	lately float32                // what it has cost in the last windows, as a share of them, whatever that is
 	past   pastCost
 	seen   int32 // windows
 	low    int32 // windows in a row with far less of its own than its history says
@@ -101,7 +100,7 @@ var horizons = [...]int32{4, 8, 16, costWindows}
 
 func (d *drags) forget() {
 	*d = drags{window: d.window, scratch: d.scratch,
-		cut: d.cut.forgotten(), members: d.members[:0], ops0: d.ops0[:0], grown: d.grown[:0], first: d.first[:0], ranks: d.ranks[:0], slow: d.slow[:0]}
+		cut: d.cut.forgotten(), members: d.members[:0], ops0: d.ops0[:0], grown: d.grown[:0], first: d.first[:0], ranks: d.ranks[:0], did: d.did[:0], slow: d.slow[:0]}
 }
 
 func (d *drags) find(found []finding) []finding {
@@ -155,7 +154,7 @@ func (d *drags) align() bool {
 	}
 	d.first[len(d.ev.Comms)] = n
 	d.members = zeroed(d.members, int(n))
-	d.ranks = zeroed(d.ranks, len(d.ev.Ranks))
+	d.ranks, d.did = zeroed(d.ranks, len(d.ev.Ranks)), zeroed(d.did, len(d.ev.Ranks))
 	return false
 }
 
@@ -209,9 +208,7 @@ func (d *drags) sum(elapsed float64) (own, ops, active float64) {
 		}
 	}
 	for r := range d.ranks {
-		x, s := &d.ranks[r], &d.did[r]
-		x.own, x.pred, x.inside, x.usual = s.own, s.pred, s.inside, s.usual
-		if x.own > 0 {
+		if d.did[r].own > 0 {
 			active++
 		}
 	}
@@ -271,7 +268,7 @@ func (d *drags) mostlySlower() float64 {
 func (d *drags) common() float64 {
 	v := d.scratch[:0]
 	for r := range d.ranks {
-		if x := &d.ranks[r]; x.pred > 0 && x.seen >= minWindows {
+		if x := &d.did[r]; x.pred > 0 && d.ranks[r].seen >= minWindows {
 			v = append(v, float64(x.own)/float64(x.pred))
 		}
 	}
@@ -293,9 +290,10 @@ func (d *drags) measure(elapsed, common float64) {
 	for r := range d.ranks {
 		x := &d.ranks[r]
 		cost := float32(0)
-		known := x.pred > 0 && x.seen >= minWindows && d.state[r] == rankAlive && d.view.ranks[r].mark.seen < d.at
+		did := &d.did[r]
+		known := did.pred > 0 && x.seen >= minWindows && d.state[r] == rankAlive && d.view.ranks[r].mark.seen < d.at
 		if known {
-			cost = float32((float64(x.own) - float64(x.pred)*common) / elapsed)
+			cost = float32((float64(did.own) - float64(did.pred)*common) / elapsed)
 			if held := d.heldBack(int32(r)); held > 0 {
 				cost = max(cost, held)
 			}
@@ -393,10 +391,10 @@ func (d *drags) wander(v, now float64, n int32) float64 {
 // but for ranks that are suspected. What all ranks spend more is none's norm.
 func (d *drags) learn(usual bool, common float32) {
 	for r := range d.ranks {
-		if x := &d.ranks[r]; usual && x.own > 0 {
+		if x := &d.ranks[r]; usual && d.did[r].own > 0 {
 			x.seen++
 			if !d.watched(int32(r)) {
-				x.startAnew()
+				x.startAnew(&d.did[r])
 			}
 		}
 	}
@@ -434,8 +432,8 @@ func (d *drags) learn(usual bool, common float32) {
 // startAnew ends the history of a young rank that spends far less than it says in windows in a row.
 // What a job's start has put into it, compiling a model, say, would be wrong for minutes, and by more
 // for some ranks than for others. A rank that is late spends more, not less.
-func (x *rankCost) startAnew() {
-	if x.pred <= 0 || x.own >= lowShare*x.pred || x.seen > youth || x.low == lowWindows {
+func (x *rankCost) startAnew(did *rankDid) {
+	if did.pred <= 0 || did.own >= lowShare*did.pred || x.seen > youth || x.low == lowWindows {
 		x.low = 0
 	} else if x.low++; x.low == lowWindows {
 		*x = rankCost{seen: 1, low: lowWindows}

@@ -29,7 +29,7 @@ func (d *drags) accuse(elapsed float64) {
 		if cost, over, fresh, node := d.worst(int32(r)); over >= 1 && !d.goesOn(int32(r), cost) {
 			resting = append(resting, int32(r))
 		} else if over >= 1 {
-			x := &d.ranks[r]
+			x := &d.did[r]
 			suspects = append(suspects, slowRank{rank: int32(r), own: float64(x.own), base: float64(x.pred), excess: cost * elapsed, fresh: fresh, node: node})
 			switch {
 			case over >= farOver:
@@ -106,8 +106,8 @@ func (d *drags) feel(s, x *slowRank) {
 		}
 		v = v[:0]
 		for j := 0; j < len(members); j += 1 + len(members)/256 {
-			if w := members[j].World; j != me && uint32(w) < uint32(len(d.ranks)) && d.ranks[w].usual > 0 && !d.together(s.rank, w) {
-				v = append(v, float64(d.ranks[w].inside-d.ranks[w].usual))
+			if w := members[j].World; j != me && uint32(w) < uint32(len(d.ranks)) && d.did[w].usual > 0 && !d.together(s.rank, w) {
+				v = append(v, float64(d.did[w].inside-d.did[w].usual))
 			}
 		}
 		if d.scratch = v; len(v) > 0 {

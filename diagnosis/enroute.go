@@ -56,7 +56,7 @@ func (d *throughputs) judgeLate(ci int32) {
 func (d *throughputs) longest(s *lateComm) bool {
 	s.conn = -1
 	var x *throughput
-	for _, k := range d.told(s.comm) {
+	for _, k := range d.ofComm(s.comm) {
 		if y := &d.conns[k]; y.lately().n >= leastLooks && (x == nil || y.lately().mean() > x.lately().mean()) {
 			s.conn, x = k, y
 		}
@@ -65,7 +65,7 @@ func (d *throughputs) longest(s *lateComm) bool {
 		return false
 	}
 	compared := false
-	for _, k := range d.told(s.comm) {
+	for _, k := range d.ofComm(s.comm) {
 		if y := &d.conns[k]; y.lately().n > 0 && (y.src != x.src || y.dst != x.dst) {
 			compared, s.others = true, max(s.others, y.lately().mean())
 		}
@@ -77,11 +77,11 @@ func (d *throughputs) longest(s *lateComm) bool {
 // stays reports whether what has been found of a connection is still so by all looks that are kept,
 // if by less.
 func (d *throughputs) stays(s *lateComm) bool {
-	if int(s.conn) >= len(d.conns) || !slices.Contains(d.told(s.comm), s.conn) {
+	if int(s.conn) >= len(d.conns) || !slices.Contains(d.ofComm(s.comm), s.conn) {
 		return false
 	}
 	x, others := &d.conns[s.conn], 0.0
-	for _, k := range d.told(s.comm) {
+	for _, k := range d.ofComm(s.comm) {
 		if y := &d.conns[k]; y.src != x.src || y.dst != x.dst {
 			others = max(others, y.over(len(y.before)).mean())
 		}
@@ -104,7 +104,7 @@ func (d *throughputs) elsewhere(ci int32) bool {
 			continue
 		}
 		worst := 0.0
-		for _, k := range d.told(int32(o)) {
+		for _, k := range d.ofComm(int32(o)) {
 			if x := &d.conns[k]; x.lately().n > 0 && x.known() {
 				worst = max(worst, x.lately().mean()/max(x.usually.mean, shortWay))
 			}

@@ -213,9 +213,9 @@ type Conn struct {
 	Outages  uint64 // how often it was interrupted and resumed
 	Resent   uint64 // bytes that were sent again: by RDMA's failover, by TCP's retransmissions
 
-	// RoundTripNs is how long a segment and its acknowledgement take between the hosts of Src and
-	// Dst of late, as the kernel knows it: no wait for either process is in it. 0 while it is not known.
-	RoundTripNs float64
+	// RTTNs is the smoothed round-trip time between the hosts of Src and Dst, as TCP measures it: hardly any
+	// lateness of either process is in it. 0 while it is not known.
+	RTTNs float64
 }
 
 // Arrival is one sampled collective: when each member started and ended it,

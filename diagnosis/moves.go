@@ -350,7 +350,7 @@ func (d *moves) connections(s *movedComm) {
 		for _, k := range d.connsOf(ci) {
 			if h, c := &d.links.conns[k], &d.ev.Conns[k]; h.known && c.Windows > 0 {
 				share := h.lately - h.usually
-				if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork || c.Transport.InMemory() || d.links.tripsElsewhere(k) {
+				if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork || c.Transport.InMemory() || d.links.notByRTT(k) {
 					share = 0 // its monitor blames one of its ends, or may as well: what is in memory is late because of who takes it
 				}
 				yield(k, c, share)

@@ -54,8 +54,8 @@ type slowConn struct {
 	moved float64
 	took  insideSums
 	tookA int64
-	// trip is how long a segment and its acknowledgement take, ns, where that is what has grown; else 0.
-	trip, usualTrip float64
+	// rtt is the round-trip time, ns, where that has grown; else 0.
+	rtt, usualRTT float64
 }
 
 // plain is plainly of a slow connection.
@@ -64,8 +64,8 @@ func (s *slowConn) plain() bool { return plainly(s.share, s.delay, s.base) }
 // worse reports whether a connection has become slower than another one.
 func (s *slowConn) worse(than *slowConn) bool {
 	times := func(x *slowConn) float64 {
-		if x.trip > 0 {
-			return x.trip / x.usualTrip
+		if x.rtt > 0 {
+			return x.rtt / x.usualRTT
 		}
 		return x.delay / x.base
 	}
@@ -102,19 +102,14 @@ type slowLinks struct {
 	sampled    int64 // start of the window that flights are of
 	ratios     byTransport[[]float64]
 	scratch    []float64
-	trips      []trip // by index into Evidence.Conns; nil where no transport tells
-	noTrips    int    // windows since one has grown that its communicator felt
-	// usualTrips is how many times as long as usual segments take on most connections.
-	usualTrips float64
-	mostOver   float64   // by how much the slowest of them take longer, ns
-	mostIn     []float64 // of each communicator
+	rtts       rtts
 	// usualHunger is the median of the ranks' hunger.
 	usualHunger hunger
 }
 
 func (d *slowLinks) forget() {
 	d.conns, d.inside, d.slow = d.conns[:0], d.inside[:0], d.slow[:0]
-	d.trips, d.noTrips = nil, tripsFor
+	d.rtts = rtts{ago: rttsKept + 1}
 	clear(d.between)
 }
 
@@ -137,7 +132,7 @@ func (d *slowLinks) judge() {
 		d.learnInside()
 		return
 	}
-	d.watchTrips()
+	d.judgeRTTs()
 	suspects, slow := d.suspects()
 	var active byTransport[int]
 	if len(suspects) > 0 {
@@ -158,7 +153,7 @@ func (d *slowLinks) judge() {
 		}
 		return active[t] >= 4 // everyone is slower
 	})
-	suspects = d.tripSuspects(suspects)
+	suspects = d.rttSuspects(suspects)
 	for i := range suspects {
 		s := &suspects[i]
 		at := slices.IndexFunc(d.slow, func(x slowConn) bool { return x.conn == s.conn })
@@ -183,15 +178,15 @@ func (d *slowLinks) judge() {
 		}
 		// One window that bears it out may be a hiccup of its own.
 		of := 4
-		if s.trip > 0 {
-			of = 2 // it needs no luck
+		if s.rtt > 0 {
+			of = 2 // no look has to see it
 		}
 		s.again(d.window, s.alone, s.sure > x.sure && s.sure >= leastSure && of*s.sure > s.slow)
 		*x = *s
 	}
 	for i := 0; i < len(d.slow); i++ {
 		s := &d.slow[i]
-		if !d.conns[s.conn].fresh && !d.tripKnown(s.conn) || s.trip > 0 && d.trips[s.conn].grown || slices.ContainsFunc(suspects, func(x slowConn) bool { return x.conn == s.conn }) || d.feltIn(s.comm) && d.loses(s.conn, s.comm, s.cell) {
+		if !d.conns[s.conn].fresh && !d.knowsRTT(s.conn) || s.rtt > 0 && d.rtts.conns[s.conn].grown || slices.ContainsFunc(suspects, func(x slowConn) bool { return x.conn == s.conn }) || d.feltIn(s.comm) && d.loses(s.conn, s.comm, s.cell) {
 			continue // what is lost now and then delays some windows and not others
 		}
 		if s.normal(d.window) {
@@ -200,7 +195,7 @@ func (d *slowLinks) judge() {
 		}
 	}
 	d.learnDelays()
-	d.learnTrips()
+	d.learnRTTs()
 	d.learnInside()
 }
 
@@ -290,20 +285,18 @@ func (d *slowLinks) observe() bool {
 		c, h := &d.ev.Conns[i], &d.conns[i]
 		h.fresh = false
 		if c.Comm < 0 || int(c.Comm) >= len(d.comms) {
-			if i < len(d.trips) {
-				d.trips[i] = trip{}
-			}
+			d.forgetRTT(i)
 			continue
 		}
 		flights := h.flights
 		h.flights = 0
 		id := d.comms[c.Comm].id
 		if !h.known || h.comm != id || h.src != c.Src || h.dst != c.Dst || c.Windows < h.windows || c.SlowWindows < h.slow {
-			any = d.watchTrip(i, true) || any
+			any = d.watchRTT(i, true) || any
 			*h = connHistory{known: true, comm: id, src: c.Src, dst: c.Dst, windows: c.Windows, slow: c.SlowWindows, resent: c.Resent}
 			continue
 		}
-		any = d.watchTrip(i, false) || any
+		any = d.watchRTT(i, false) || any
 		d.watchLooks(h, c.Comm, float32(flights)/float32(d.passes))
 		n := c.Windows - h.windows
 		h.delay = delay(c)
@@ -453,10 +446,10 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 // only word where the transport does not tell who waits, or where waiting for
 // bytes on the way is what the job does most of the time.
 func (d *slowLinks) onTheWay(s *slowConn) bool {
-	if d.tripCosts(s) {
+	if d.rttCosts(s) {
 		return true
 	}
-	same := d.tripSame(s.conn)
+	same := d.sameRTT(s.conn)
 	if !same && d.transferGrown(s) {
 		return true
 	}

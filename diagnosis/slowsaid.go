@@ -77,11 +77,11 @@ func (d *slowLinks) around(slow []cell, transports map[record.Transport]bool) (x
 			continue
 		}
 		k := cell{d.end(c, c.Src), d.end(c, c.Dst)}
-		again, other := d.blamedAgain(int32(i)), d.tripsElsewhere(int32(i))
+		again, other := d.blamedAgain(int32(i)), d.notByRTT(int32(i))
 		if again && other {
-			continue // its monitor and its kernel do not agree: it tells nothing
+			continue // its monitor and its RTT do not agree: it tells nothing
 		}
-		again = again || d.tripsBeside(int32(i))
+		again = again || d.besideByRTT(int32(i))
 		if at[k] && !again || !slices.ContainsFunc(slow, func(s cell) bool {
 			return s.src == k.src || s.dst == k.dst || s.src == k.dst || s.dst == k.src || d.sameNode(s, k)
 		}) {

@@ -104,9 +104,9 @@ func (d *throughputs) find(found []finding) []finding {
 		d.looked = d.now
 	}
 	for ci := range d.ev.Comms {
-		if (all || len(d.ev.Comms[ci].Members) == 2) && len(d.told(int32(ci))) > 0 {
+		if (all || len(d.ev.Comms[ci].Members) == 2) && len(d.ofComm(int32(ci))) > 0 {
 			d.conns = resized(d.conns, len(d.ev.Conns)) // else nothing is kept
-			for _, k := range d.told(int32(ci)) {
+			for _, k := range d.ofComm(int32(ci)) {
 				d.conns[k].look(&d.ev.Conns[k], d.ev.Comms[ci].ID)
 			}
 		}
@@ -117,7 +117,7 @@ func (d *throughputs) find(found []finding) []finding {
 			d.conns = resized(d.conns, len(d.ev.Conns)) // some may be new since the last look
 		}
 		for ci := range d.ev.Comms {
-			if len(d.told(int32(ci))) == 0 || len(d.conns) == 0 {
+			if len(d.ofComm(int32(ci))) == 0 || len(d.conns) == 0 {
 				continue
 			}
 			if len(d.ev.Comms[ci].Members) == 2 {
@@ -126,7 +126,7 @@ func (d *throughputs) find(found []finding) []finding {
 			d.judgeLate(int32(ci))
 		}
 		for ci := range d.ev.Comms { // only now: each is compared with others
-			if len(d.told(int32(ci))) > 0 && len(d.conns) > 0 {
+			if len(d.ofComm(int32(ci))) > 0 && len(d.conns) > 0 {
 				d.learn(int32(ci))
 			}
 		}
@@ -134,9 +134,9 @@ func (d *throughputs) find(found []finding) []finding {
 	return d.lateFindings(d.findings(found))
 }
 
-// told are the connections of a communicator of which delays may say nothing. A NIC says when what was posted has
-// arrived: there they say all.
-func (d *throughputs) told(ci int32) []int32 {
+// ofComm is the connections of a communicator, none where it goes over RDMA: a NIC says when what was
+// posted has arrived, so delays say all. One end of the list tells: what is not RDMA then is in memory.
+func (d *throughputs) ofComm(ci int32) []int32 {
 	of := d.connsOf(ci)
 	if n := len(of); n > 0 && (d.ev.Conns[of[0]].Transport.QueuePair() || d.ev.Conns[of[n-1]].Transport.QueuePair()) {
 		return nil
@@ -195,7 +195,7 @@ func kept[T any](list []T, at int, s T, slow bool, over func(*T) bool) (_ []T, n
 func (d *throughputs) learn(ci int32) {
 	usual := d.drags.grown[ci] < leastGrown && !slices.ContainsFunc(d.slow, func(s slowPair) bool { return s.comm == ci }) &&
 		!slices.ContainsFunc(d.late, func(s lateComm) bool { return s.comm == ci })
-	for _, k := range d.told(ci) {
+	for _, k := range d.ofComm(ci) {
 		x := &d.conns[k]
 		if usual && x.best > 0 {
 			x.usual.learn(x.best)
@@ -231,7 +231,7 @@ func (d *throughputs) well(ci int32) bool {
 // traffic than usual, unless that is so of those of other ranks as well.
 func (d *throughputs) fallen(s *slowPair) bool {
 	any := false
-	for _, k := range d.told(s.comm) {
+	for _, k := range d.ofComm(s.comm) {
 		x := &d.conns[k]
 		if x.best == 0 {
 			continue
@@ -250,7 +250,7 @@ func (d *throughputs) fallen(s *slowPair) bool {
 	var others []float64
 	for ci := range d.ev.Comms {
 		if len(d.ev.Comms[ci].Members) == 2 && !shareRank(&d.ev.Comms[ci], &d.ev.Comms[s.comm]) {
-			for _, k := range d.told(int32(ci)) {
+			for _, k := range d.ofComm(int32(ci)) {
 				if x := &d.conns[k]; x.best > 0 && d.settled(&x.usual) {
 					others = append(others, x.best/x.usual.mean)
 				}
@@ -270,7 +270,7 @@ func shareRank(a, b *Comm) bool {
 // ways adds up for how long bytes were on their way in the stretch.
 func (d *throughputs) ways(s *slowPair) {
 	s.older = [2]float64{}
-	for _, k := range d.told(s.comm) {
+	for _, k := range d.ofComm(s.comm) {
 		x := &d.conns[k]
 		w := &s.way[x.src&1]
 		w.sum, w.n = w.sum+x.onTheWay.sum, w.n+x.onTheWay.n

@@ -38,8 +38,8 @@ func (d *slowLinks) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
 		if s.level == 0 || !told {
 			continue
 		}
-		if s.trip > 0 {
-			d.whyTrip(f, s)
+		if s.rtt > 0 {
+			d.whyRTT(f, s)
 			continue
 		}
 		c := &d.ev.Conns[s.conn]
@@ -63,7 +63,7 @@ func (d *slowLinks) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
 }
 
 func (d *drags) whyDrags(f *finding, s *slowRank) {
-	x := &d.ranks[s.rank]
+	x := &d.did[s.rank]
 	f.why("rank %d spends %s of its own in a window of %s in which it usually spends %s, after what all ranks spend more",
 		s.rank, millis(float64(x.own)), millis(d.lengths[(d.windows+costWindows-1)%costWindows]), millis(float64(x.pred)))
 	f.why("the job loses %.0f%% of its time to it; its peers on %s are inside collectives longer by %.0f%% of that",

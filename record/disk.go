@@ -168,7 +168,7 @@ type diskConn struct {
 	windows     uint64
 	latencyNs   int64
 	link        uint32 // LinkState, 0 for one that nobody tells
-	rtt         uint32 // live: of a segment and its acknowledgement, µs, 0 while it is not known
+	rtt         uint32 // live: smoothed round-trip time between the two hosts, µs, 0 while it is not known
 	linkAt      int64
 }
 

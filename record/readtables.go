@@ -77,7 +77,7 @@ type ConnStatus struct {
 	Switches uint64    // how often this path has taken over from another
 	Resent   uint64    // bytes sent again on it because the other path had lost them
 
-	RoundTrip int64 // of a segment and its acknowledgement between the two hosts, of late; ns, 0 while it is not known
+	RTT int64 // smoothed round-trip time between the two hosts, ns; 0 while it is not known
 }
 
 // Outstanding is how many bytes the receiver has not taken yet.
@@ -168,7 +168,7 @@ func (r *Reader) Conns(dst []ConnStatus) []ConnStatus {
 			s.LatencyNs = atomic.LoadInt64(&d.latencyNs)
 			s.LinkAt = atomic.LoadInt64(&d.linkAt)
 			s.Link = LinkState(atomic.LoadUint32(&d.link))
-			s.RoundTrip = int64(atomic.LoadUint32(&d.rtt)) * 1e3
+			s.RTT = int64(atomic.LoadUint32(&d.rtt)) * 1e3
 			s.Switches = atomic.LoadUint64(&d.switches)
 			s.Resent = atomic.LoadUint64(&d.resent)
 			s.ID = atomic.LoadUint64(&d.id)

@@ -342,7 +342,7 @@ func TestNilWriterIsOff(t *testing.T) {
 	conn.Latency(1)
 	conn.Link(record.LinkDown, 1)
 	conn.Switched(1, 1)
-	conn.RoundTrip(1)
+	conn.RTT(1)
 	conn.Renamed(1, 2)
 	if w.Path() != "" || w.Close() != nil {
 		t.Error("a nil writer has a path or cannot be closed")

@@ -439,9 +439,9 @@ func (c *Conn) Switched(switches, resent uint64) {
 	}
 }
 
-// RoundTrip tells how long a segment and its acknowledgement take between the two hosts of
-// late, ns: no wait for either process is in that.
-func (c *Conn) RoundTrip(ns int64) {
+// RTT tells the smoothed round-trip time between the two hosts, ns, as their kernels measure it; 0 when
+// it is not known any more.
+func (c *Conn) RTT(ns int64) {
 	if c != nil {
 		d := c.d.Load()
 		atomic.StoreUint32(&d.rtt, uint32(min(max(ns/1e3, 0), math.MaxUint32)))

@@ -156,7 +156,7 @@ func TestReportsTroubleOfARank(t *testing.T) {
 	p.Starved, p.Throttled, p.MemoryPressure = 0.31, 2, 0.5
 	p.Exit = diagnosis.Exit{By: diagnosis.ExitSupervisor, Signal: 9, At: 77, Asked: true}
 	p.Comms[0].State, p.Comms[0].StateAt, p.Comms[0].Fault, p.Comms[0].FaultPeer = record.CommAborted, 70, record.ResultPeerLost, 3
-	p.Conns[0].Resent, p.Conns[0].RoundTrip = 5, 7e6
+	p.Conns[0].Resent, p.Conns[0].RTT = 5, 7e6
 	link := func(code record.LinkState) record.Record {
 		return record.Record{Kind: record.KindLink, Code: uint8(code)}
 	}
@@ -182,7 +182,7 @@ func TestReportsTroubleOfARank(t *testing.T) {
 		if m == nil || m.MonoStateNs != 70 || m.Fault != uint32(record.ResultPeerLost) || m.FaultPeer != 3 {
 			t.Errorf("member %v", m)
 		}
-		if len(rep.Connections) != 1 || rep.Connections[0].Outages != 2 || rep.Connections[0].Resent != 5 || rep.Connections[0].RoundTripNs != 7e6 {
+		if len(rep.Connections) != 1 || rep.Connections[0].Outages != 2 || rep.Connections[0].Resent != 5 || rep.Connections[0].RttNs != 7e6 {
 			t.Errorf("connections %v", rep.Connections)
 		}
 		s.j.forget()

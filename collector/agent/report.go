@@ -239,7 +239,7 @@ func (r *rank) reportConns(rep *wire.Report, room int) int {
 			Windows: s.Windows, SlowWindows: s.SlowWindows,
 			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt, LatencyNs: s.LatencyNs,
 			Link: uint32(s.Link), MonoLinkNs: s.LinkAt, Switches: s.Switches, Resent: s.Resent, Outages: now.outages,
-			RoundTripNs: s.RoundTrip,
+			RttNs: s.RTT,
 		}
 		if s.Transport.Stamped() { // its entry is the receiver's
 			w.Rank, w.Peer = w.Peer, w.Rank

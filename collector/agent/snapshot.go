@@ -200,6 +200,6 @@ func (r *rank) detail(to []collector.ConnDetail, s *record.ConnStatus) []collect
 		ID: fmt.Sprintf("%d-%d.%d", r.p.Rank, s.Index, s.Gen), Comm: c.name, Rank: r.p.Rank, Peer: s.Peer, PeerWorld: -1, Conn: *k.who,
 		State: s.Link, BytesPerSec: float64(s.WindowBps), LatencyNs: s.LatencyNs, Cause: s.WindowCause,
 		Windows: s.Windows, Slow: s.SlowWindows, Switches: s.Switches, Outages: k.outages, Resent: s.Resent,
-		RoundTripNs: s.RoundTrip,
+		RTTNs: s.RTT,
 	})
 }

@@ -50,7 +50,7 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 		tx.Cause, tx.LastWindowAt = record.Cause(w.Cause), clock.real(w.MonoWindowNs, now)
 		tx.Link, tx.LinkAt, tx.Switches = link, clock.real(w.MonoLinkNs, now), w.Switches
 		tx.Outages, tx.Resent = w.Outages, w.Resent
-		tx.RoundTripNs = float64(max(w.RoundTripNs, 0))
+		tx.RTTNs = float64(max(w.RttNs, 0))
 	}
 	if rx := s.conn(n, connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {
 		rx.RxWaitingSince = clock.real(w.MonoRxWaitingNs, now)
@@ -191,7 +191,7 @@ func connDetails(ev *diagnosis.Evidence) (out []collector.ConnDetail) {
 			Comm: ev.Comms[c.Comm].Name, Rank: members[c.Src].World, Peer: c.Dst, PeerWorld: members[c.Dst].World,
 			State: c.Link, BytesPerSec: c.BytesPerSec, LatencyNs: int64(c.LatencyNs), Cause: c.Cause,
 			Windows: c.Windows, Slow: c.SlowWindows, Switches: c.Switches, Outages: c.Outages, Resent: c.Resent,
-			RoundTripNs: int64(c.RoundTripNs),
+			RTTNs: int64(c.RTTNs),
 		}
 		if d.Anomaly() <= least {
 			continue

@@ -21,7 +21,7 @@ func troubled() *wire.Report {
 	}
 	m := r.Members[0]
 	m.State, m.MonoStateNs, m.Fault, m.FaultPeer = uint32(record.CommAborted), 6e8, uint32(record.ResultPeerLost), 1
-	r.Connections[0].Outages, r.Connections[0].Resent, r.Connections[0].RoundTripNs = 3, 4096, 7e6
+	r.Connections[0].Outages, r.Connections[0].Resent, r.Connections[0].RttNs = 3, 4096, 7e6
 	r.CpuPressure, r.MemoryPressure = 0.5, 2
 	return r
 }
@@ -45,7 +45,7 @@ func TestMergeTroubleOfARank(t *testing.T) {
 	if o := &s.ev.Comms[0].Members[1]; o.Fault != record.ResultOK || o.FaultPeer != -1 {
 		t.Errorf("a member that nothing is told of: %+v", o)
 	}
-	if c.Outages != 3 || c.Resent != 4096 || c.RoundTripNs != 7e6 {
+	if c.Outages != 3 || c.Resent != 4096 || c.RTTNs != 7e6 {
 		t.Errorf("connection %+v", c)
 	}
 	if nd := s.ev.Nodes[0]; nd.CPUPressure != 0.5 || nd.MemoryPressure != 1 {

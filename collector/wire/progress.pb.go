@@ -1768,7 +1768,7 @@ type Connection struct {
 	PeerQueuePair   uint32                 `protobuf:"varint,27,opt,name=peer_queue_pair,json=peerQueuePair,proto3" json:"peer_queue_pair,omitempty"`         // of the other end's
 	Address         string                 `protobuf:"bytes,28,opt,name=address,proto3" json:"address,omitempty"`                                             // of this end's port: a GID or an IP address, "" where the transport does not tell
 	Rail            uint32                 `protobuf:"varint,29,opt,name=rail,proto3" json:"rail,omitempty"`                                                  // of this end's port among its node's, from 1; 0 where it is not known
-	RoundTripNs     int64                  `protobuf:"varint,30,opt,name=round_trip_ns,json=roundTripNs,proto3" json:"round_trip_ns,omitempty"`               // of a segment and its acknowledgement between the two hosts, of late; 0 while it is not known
+	RttNs           int64                  `protobuf:"varint,30,opt,name=rtt_ns,json=rttNs,proto3" json:"rtt_ns,omitempty"`                                   // smoothed round-trip time between the two hosts, as TCP measures it; 0 while it is not known
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2006,9 +2006,9 @@ func (x *Connection) GetRail() uint32 {
 	return 0
 }
 
-func (x *Connection) GetRoundTripNs() int64 {
+func (x *Connection) GetRttNs() int64 {
 	if x != nil {
-		return x.RoundTripNs
+		return x.RttNs
 	}
 	return 0
 }
@@ -2928,7 +2928,7 @@ const file_progress_proto_rawDesc = "" +
 	"\n" +
 	"fault_peer\x18\x18 \x01(\x11R\tfaultPeer\x12\x1d\n" +
 	"\n" +
-	"calls_only\x18\x1e \x01(\bR\tcallsOnly\"\xa0\a\n" +
+	"calls_only\x18\x1e \x01(\bR\tcallsOnly\"\x93\a\n" +
 	"\n" +
 	"Connection\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x12\n" +
@@ -2963,8 +2963,8 @@ const file_progress_proto_rawDesc = "" +
 	"queue_pair\x18\x1a \x01(\rR\tqueuePair\x12&\n" +
 	"\x0fpeer_queue_pair\x18\x1b \x01(\rR\rpeerQueuePair\x12\x18\n" +
 	"\aaddress\x18\x1c \x01(\tR\aaddress\x12\x12\n" +
-	"\x04rail\x18\x1d \x01(\rR\x04rail\x12\"\n" +
-	"\rround_trip_ns\x18\x1e \x01(\x03R\vroundTripNs\"\xe4\x01\n" +
+	"\x04rail\x18\x1d \x01(\rR\x04rail\x12\x15\n" +
+	"\x06rtt_ns\x18\x1e \x01(\x03R\x05rttNs\"\xe4\x01\n" +
 	"\aArrival\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +

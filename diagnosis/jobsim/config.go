@@ -70,16 +70,16 @@ type Cluster struct {
 	TransferNoise float64       // sigma of the logarithm of a transfer's time: 0.05
 	DelayNoise    float64       // the same of a window's delay; 0: it is evenly spread from 0.7 to 1
 	DelaySpread   float64       // the same between the connections
-	Trip          time.Duration // of a segment and its acknowledgement between hosts, where a kernel tells of it; 0: 150 µs, < 0: none does
-	TripNoise     float64       // sigma of the logarithm of it
+	RTT           time.Duration // round-trip time between hosts, where a transport tells it; 0: 150 µs, < 0: none does
+	RTTNoise      float64       // sigma of the logarithm of it
 	Wake          time.Duration // how far apart members notice an operation's end, median of operations; 0: 16 µs
 	SentAgain     float64       // share of operations over which a TCP connection sends bytes again without a reason
 	MonitorErrs   float64       // share of the windows that are taken for slow, the network's, without a reason: 1/300
 }
 
-// trips sets how long a segment takes by what is drawn of the rest: the same kernels and wires are behind it.
-func (c *Cluster) trips() {
-	c.Trip, c.TripNoise = 50*time.Microsecond+2*c.Wake, 0.6*c.DelayNoise
+// setRTT sets round-trip times by what is drawn of the rest: the same kernels and wires are behind them.
+func (c *Cluster) setRTT() {
+	c.RTT, c.RTTNoise = 50*time.Microsecond+2*c.Wake, 0.6*c.DelayNoise
 }
 
 // Agents is how the pipeline from the nodes to the master behaves.

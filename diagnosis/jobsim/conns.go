@@ -71,8 +71,8 @@ func (j *Job) monitor(n *node, c *comm, e *edge, x *diagnosis.Conn) {
 	w := j.windows(c)
 	windows := ops * w
 	x.LastCompletion = n.real(m.FinishedAt, j.now)
-	if e.transport == record.TransportTCP && j.cfg.Cluster.Trip >= 0 {
-		x.RoundTripNs = j.roundTrip(c, e, ops)
+	if e.transport == record.TransportTCP && j.cfg.Cluster.RTT >= 0 {
+		x.RTTNs = j.rtt(c, e, ops)
 	}
 	if j.cfg.Cluster.Small && !e.transport.QueuePair() {
 		return
@@ -125,15 +125,14 @@ func (j *Job) monitor(n *node, c *comm, e *edge, x *diagnosis.Conn) {
 	}
 }
 
-// roundTrip is what the kernel says of how long a segment and its acknowledgement take; what they wait for in
-// the network is in it, and nothing else.
-func (j *Job) roundTrip(c *comm, e *edge, ops uint64) float64 {
+// rtt is a connection's round-trip time: what segments wait for in the network is in it, and nothing else.
+func (j *Job) rtt(c *comm, e *edge, ops uint64) float64 {
 	at := uint64(e.src)<<20 ^ uint64(e.dst)
-	usual := j.cfg.Cluster.Trip
+	usual := j.cfg.Cluster.RTT
 	if usual == 0 {
 		usual = 150 * time.Microsecond
 	}
-	return float64(usual)*spread(hash(c.id, at, 11), j.cfg.Cluster.DelaySpread)*spread(hash(c.id^at, ops, 12), j.cfg.Cluster.TripNoise) + e.queue
+	return float64(usual)*spread(hash(c.id, at, 11), j.cfg.Cluster.DelaySpread)*spread(hash(c.id^at, ops, 12), j.cfg.Cluster.RTTNoise) + e.queue
 }
 
 // flow is what is on a connection now: bytes that the receiver has not taken, when

@@ -226,7 +226,7 @@ func (j *Job) effect(h hit, c *comm, at int64, d float64) (factor float64, add i
 		}
 	}
 	switch {
-	case f.Kind == PairLoss: // the kernel measures none that it has sent again
+	case f.Kind == PairLoss: // a segment that was sent again is not measured
 		e.queue = 0
 	case add > 0:
 		e.queue = float64(f.Extra)

@@ -116,7 +116,7 @@ func reportingJob(m *maker) Config {
 		net.MonitorErrs, net.SentAgain = r.between(0.001, 0.1), r.between(0, 0.05)
 		c.Agents.Busy = r.between(0, 0.6)
 	}
-	c.Cluster.trips()
+	c.Cluster.setRTT()
 	c.Dying.Reaction = Reaction(r.intn(int(numReactions)))
 	c.Dying.React = m.between(100*time.Millisecond, 2*time.Second)
 	c.Dying.Silent = m.between(2*time.Second, 12*time.Second)

@@ -7,16 +7,16 @@ import (
 	"github.com/lockstep-ccl/lockstep/diagnosis/jobsim"
 )
 
-// TestSmallMessages has slow pairs of jobs whose messages are too small for monitors to take times of them. How
-// long a segment takes tells nearly all; where no kernel says that, looks at bytes on their way tell some. By
-// chance these see two other ranks, in few jobs.
+// TestSmallMessages has slow pairs of jobs whose messages are too small for monitors to take times of them. Round-trip
+// times tell nearly all; where no transport has these, looks at bytes on their way tell some. By chance they see two
+// other ranks, in few jobs.
 func TestSmallMessages(t *testing.T) {
 	for _, test := range []struct {
 		name             string
-		trips            bool
+		rtt              bool
 		least, mostWrong float64
 	}{
-		{"kernels tell", true, 0.8, 0.02},
+		{"with RTT", true, 0.8, 0.02},
 		{"looks only", false, 0.15, 0.1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -27,8 +27,8 @@ func TestSmallMessages(t *testing.T) {
 					continue // a NIC tells of small messages, too
 				}
 				s.Config.Cluster.Small = true
-				if !test.trips {
-					s.Config.Cluster.Trip = -1
+				if !test.rtt {
+					s.Config.Cluster.RTT = -1
 				}
 				right, other := playSlowPair(t, s)
 				of++

@@ -77,7 +77,7 @@ func tuningJob(m *maker) Config {
 		c.Agents.Busy = pick(m, 0, 0.2, 0.5)
 		c.Cluster.SentAgain = pick(m, 0, 0.01, 0.05)
 	}
-	c.Cluster.trips()
+	c.Cluster.setRTT()
 	c.Agents.Exits = pick(m, NobodyTells, SupervisorTells, KernelTells)
 	c.Dying.Reaction = pick(m, LogFatal, AbortOne, AbortAll, CloseAll, Panics, AbortSleep, Linger)
 	c.Dying.Launcher = pick(m, 0, 0, 500*time.Millisecond, 3*time.Second)

@@ -172,7 +172,7 @@ var connColumns = []column[diagnosis.Conn, pb.Conns]{
 	number(func(t *diagnosis.Conn) *uint64 { return &t.Address.High }, func(m *pb.Conns) *[]int64 { return &m.AddressHigh }),
 	number(func(t *diagnosis.Conn) *uint64 { return &t.Address.Low }, func(m *pb.Conns) *[]int64 { return &m.AddressLow }),
 	number(func(t *diagnosis.Conn) *uint16 { return &t.Rail }, func(m *pb.Conns) *[]int64 { return &m.Rail }),
-	double(func(t *diagnosis.Conn) *float64 { return &t.RoundTripNs }, func(m *pb.Conns) *[]int64 { return &m.RoundTripNs }),
+	double(func(t *diagnosis.Conn) *float64 { return &t.RTTNs }, func(m *pb.Conns) *[]int64 { return &m.RttNs }),
 }
 
 var arrivalColumns = []column[arrival, pb.Arrivals]{

@@ -152,7 +152,7 @@ type Connection struct {
 	Switches      uint64  `json:"switches"`
 	Outages       uint64  `json:"outages"`
 	Resent        uint64  `json:"resent_bytes"`
-	RoundTrip     float64 `json:"round_trip_seconds,omitempty"` // between the two hosts
+	RTT           float64 `json:"rtt_seconds,omitempty"` // between the two hosts
 	told          bool    // broken, slow, or carried by another path
 }
 
@@ -162,8 +162,8 @@ func connection(c *collector.ConnDetail) Connection {
 		NIC: c.NIC, Port: c.Port, Rail: c.Rail, QueuePair: c.QP, PeerQueuePair: c.PeerQP, Address: c.Address,
 		State: c.State.String(), Cause: c.Cause.String(), Windows: c.Windows, Slow: c.Slow, Bandwidth: c.BytesPerSec,
 		Latency: float64(c.LatencyNs) / 1e9, Switches: c.Switches, Outages: c.Outages, Resent: c.Resent,
-		RoundTrip: float64(c.RoundTripNs) / 1e9,
-		told:      c.Anomaly() > 1,
+		RTT:  float64(c.RTTNs) / 1e9,
+		told: c.Anomaly() > 1,
 	}
 }
 

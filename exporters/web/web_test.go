@@ -218,7 +218,7 @@ func TestStatusConnections(t *testing.T) {
 	s := snapshot()
 	s.Connections = []collector.ConnDetail{
 		{
-			Comm: "dp", Rank: 3, Peer: 1, PeerWorld: 11, BytesPerSec: 12.5e6, LatencyNs: 84e3, Cause: record.CauseNetwork, Windows: 912, Slow: 40, Switches: 2, Resent: 65536, RoundTripNs: 7e6,
+			Comm: "dp", Rank: 3, Peer: 1, PeerWorld: 11, BytesPerSec: 12.5e6, LatencyNs: 84e3, Cause: record.CauseNetwork, Windows: 912, Slow: 40, Switches: 2, Resent: 65536, RTTNs: 7e6,
 			Conn: collector.Conn{Transport: record.TransportRDMA, QP: 417, PeerQP: 5318, NIC: "mlx5_2", Port: 1, Rail: 3, Address: "fe80::1", Name: "mlx5_2/1->mlx5_6/1"},
 		},
 		{Comm: evil, Rank: 0, Peer: 1, PeerWorld: -1, Conn: collector.Conn{Transport: record.TransportTCP, Name: evil, Address: evil}},
@@ -226,7 +226,7 @@ func TestStatusConnections(t *testing.T) {
 	fetch := start(t, web.Options{Status: func() *collector.MasterSnapshot { return s }})
 	_, body := fetch("/status")
 	for _, want := range []string{
-		"3 → 11", "417 → 5318", "mlx5_2/1, rail 3", "fe80::1", "rdma", "network", "912, 40", "12.5 MB/s, 84µs", "took over 2×, 65536 bytes sent again", "7ms there and back",
+		"3 → 11", "417 → 5318", "mlx5_2/1, rail 3", "fe80::1", "rdma", "network", "912, 40", "12.5 MB/s, 84µs", "took over 2×, 65536 bytes sent again", "7ms RTT",
 		"1 connection with nothing to tell", "0 → ?", "&lt;b&gt;evil",
 	} {
 		if !strings.Contains(body, want) {

@@ -442,7 +442,7 @@ struct lockstep_conn {
 	uint64_t windows;
 	int64_t latency_ns;
 	uint32_t link; /* LinkState, 0 for one that nobody tells */
-	uint32_t rtt; /* live: of a segment and its acknowledgement, µs, 0 while it is not known */
+	uint32_t rtt; /* live: smoothed round-trip time between the two hosts, µs, 0 while it is not known */
 	int64_t link_at;
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, state) == 0);

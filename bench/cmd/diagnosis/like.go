@@ -44,9 +44,9 @@ const (
 	delayTime                     // a connection's delay, 90th percentile over median, between passes
 	delaySpace                    // the same between the connections of a communicator
 	delayOp                       // a window's delay as part of an operation
-	tripTime                      // a segment's way there and back, 90th percentile over median, between passes
-	tripSpace                     // the same between the connections of a communicator
-	tripLong                      // the same, ms, median
+	rttTime                       // a connection's round-trip time, 90th percentile over median, between passes
+	rttSpace                      // the same between the connections of a communicator
+	rttLong                       // the same, ms, median
 	causeNetwork                  // passes with a new window whose cause is so, of all with a new window
 	causeSender
 	causeReceiver
@@ -62,7 +62,7 @@ const (
 var quantityNames = [quantities]string{
 	"report gap ms p50", "report gap p99/p50", "map error us p50", "transfer ms p50", "transfer p90/p50 in time", "own time p90/p50 in time", "wait share of op",
 	"end spread us p50", "end spread us p99", "bytes outstanding", "no credit", "receiver waits", "waits for, in transfers p50", "windows an op", "slow windows",
-	"delay p90/p50 in time", "delay p90/p50 in space", "delay, in transfers", "round trip p90/p50 in time", "round trip p90/p50 in space", "round trip ms p50", "cause network", "cause sender", "cause receiver", "cause CPU", "sent again", "CPU p50", "starved p50", "starved p99", "CPU pressure p50",
+	"delay p90/p50 in time", "delay p90/p50 in space", "delay, in transfers", "RTT p90/p50 in time", "RTT p90/p50 in space", "RTT ms p50", "cause network", "cause sender", "cause receiver", "cause CPU", "sent again", "CPU p50", "starved p50", "starved p99", "CPU pressure p50",
 }
 
 // signs collects one job's quantities.
@@ -88,7 +88,7 @@ type window struct {
 	n, slow     uint64
 	ops, resent uint64
 	delays      []float64
-	trips       []float64
+	rtts        []float64
 }
 
 func newSigns() *signs {
@@ -208,11 +208,11 @@ func (s *signs) conn(ev *diagnosis.Evidence, c *diagnosis.Conn, op float64) {
 			was.delays = append(was.delays, c.LatencyNs)
 		}
 	}
-	if known && c.RoundTripNs > 0 && len(was.trips) < 1<<14 {
-		was.trips = append(was.trips, c.RoundTripNs)
+	if known && c.RTTNs > 0 && len(was.rtts) < 1<<14 {
+		was.rtts = append(was.rtts, c.RTTNs)
 	}
 	if members := ev.Comms[c.Comm].Members; int(c.Src) < len(members) {
-		s.windows[k] = window{c.Windows, c.SlowWindows, members[c.Src].Ops, c.Resent, was.delays, was.trips}
+		s.windows[k] = window{c.Windows, c.SlowWindows, members[c.Src].Ops, c.Resent, was.delays, was.rtts}
 	}
 }
 
@@ -263,7 +263,7 @@ func (s *signs) sum() (v [quantities]float64) {
 			v[q] = at(of, 0.99)
 		case flowing, blocked, waiting, causeNetwork, causeSender, causeReceiver, causeCPU, sentAgain, slowWindows:
 			v[q] = mean(of)
-		case delayTime, delaySpace, tripTime, tripSpace, tripLong:
+		case delayTime, delaySpace, rttTime, rttSpace, rttLong:
 		default:
 			v[q] = at(of, 0.5)
 		}
@@ -280,7 +280,7 @@ func (s *signs) sum() (v [quantities]float64) {
 		return at(within, 0.5), at(medians, 0.9) / at(medians, 0.5), at(medians, 0.5) / 1e6
 	}
 	v[delayTime], v[delaySpace], _ = apart(func(w window) []float64 { return w.delays })
-	v[tripTime], v[tripSpace], v[tripLong] = apart(func(w window) []float64 { return w.trips })
+	v[rttTime], v[rttSpace], v[rttLong] = apart(func(w window) []float64 { return w.rtts })
 	return v
 }
 

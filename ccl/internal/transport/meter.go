@@ -281,10 +281,10 @@ func (t *meter) link(state record.LinkState) {
 	}
 }
 
-// roundTrip tells how long a segment and its acknowledgement take between the hosts; ns, 0 for nothing new.
-func (t *meter) roundTrip(ns int64) {
-	if t.on && ns > 0 {
-		t.conn.RoundTrip(ns)
+// rtt tells the link's round-trip time, ns; 0 when it is not known any more.
+func (t *meter) rtt(ns int64) {
+	if t.on {
+		t.conn.RTT(ns)
 	}
 }
 

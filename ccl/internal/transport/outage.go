@@ -77,7 +77,7 @@ func (l *tcpLink) watch(now int64) {
 			over = true
 			continue
 		}
-		l.trips.add(info, s.path.acked)
+		l.rtt.add(info, s.path.acked)
 		if l.judge(s, info, now, late) {
 			heard = true
 		} else if i == 0 && !s.silent && info.Unacked == 0 && s.usable() {
@@ -98,40 +98,43 @@ func (l *tcpLink) watch(now int64) {
 	}
 	l.weigh()
 	l.tellResent()
-	l.meter.roundTrip(l.trips.mean(now))
+	if ns, news := l.rtt.next(now); news {
+		l.meter.rtt(ns)
+	}
 	l.survey()
 	l.giveUp(heard)
 }
 
-// roundTrips is how long segments and their acknowledgements take on a link's sockets, each by what
-// it has carried since the last look.
-type roundTrips struct {
+// rttMean is the round-trip time of a link's sockets, the mean by what each has carried.
+type rttMean struct {
 	sum, bytes float64
 	since      int64
 }
 
-// tripBytes is how much a link has to carry within tripTime, ns, to tell of that: the peer's kernel
-// delays the acknowledgement of a segment that comes alone.
+// rttBytes is how much a link has to carry within rttFor, ns, for its round-trip time to be known: the
+// peer's kernel delays the acknowledgement of a segment that comes alone.
 const (
-	tripBytes = 4 << 10
-	tripTime  = 1e9
+	rttBytes = 4 << 10
+	rttFor   = 1e9
 )
 
 // add takes in what the kernel knows of a socket that had so many bytes acknowledged at the last look.
-func (t *roundTrips) add(info *unix.TCPInfo, acked uint64) {
+func (r *rttMean) add(info *unix.TCPInfo, acked uint64) {
 	n := float64(info.Bytes_acked - min(acked, info.Bytes_acked))
-	t.sum, t.bytes = t.sum+n*float64(info.Rtt)*1e3, t.bytes+n
+	r.sum, r.bytes = r.sum+n*float64(info.Rtt)*1e3, r.bytes+n
 }
 
-// mean is the mean since it was last told, ns; 0 while too little was carried.
-func (t *roundTrips) mean(now int64) (ns int64) {
-	if t.bytes >= tripBytes {
-		ns = int64(t.sum / t.bytes)
+// next returns the mean since the last one, ns, when there is news: 0 when too little was carried for rttFor,
+// so that what was told before is old.
+func (r *rttMean) next(now int64) (ns int64, news bool) {
+	switch {
+	case r.bytes >= rttBytes:
+		ns = int64(r.sum / r.bytes)
+	case now-r.since < rttFor:
+		return 0, false
 	}
-	if ns > 0 || now-t.since >= tripTime {
-		*t = roundTrips{since: now}
-	}
-	return ns
+	*r = rttMean{since: now}
+	return ns, true
 }
 
 // unanswered reports whether the kernel retransmits: the path may be down.
@@ -152,7 +155,7 @@ func (l *tcpLink) judge(s *socket, info *unix.TCPInfo, now int64, late bool) boo
 	silence := min(info.Last_ack_recv, info.Last_data_recv)
 	progress := info.Bytes_acked != s.path.acked
 	s.path.acked, s.retransmitted = info.Bytes_acked, max(s.retransmitted, lostBytes(info))
-	s.path.segments, s.path.lost = info.Data_segs_out, info.Total_retrans-min(info.Total_retrans, info.Dsack_dups)
+	s.path.segments, s.path.lost = info.Data_segs_out, lostSegments(info)
 	s.path.again = info.Unacked > 0 && info.Retransmits > 0
 	switch {
 	case progress:
@@ -180,11 +183,15 @@ func (l *tcpLink) judge(s *socket, info *unix.TCPInfo, now int64, late bool) boo
 	return false
 }
 
-// lostBytes is how many bytes a kernel has sent again because they were lost, as far as it knows: what the peer had
-// twice was not. Where a receiver does not run, it acknowledges late, and is sent its last segment again.
+// lostSegments is how many segments a kernel has retransmitted, less those that the peer had twice (DSACK): a
+// receiver that does not run acknowledges late, and is sent its last segment again.
+func lostSegments(info *unix.TCPInfo) uint32 {
+	return info.Total_retrans - min(info.Total_retrans, info.Dsack_dups)
+}
+
+// lostBytes is how many bytes those had, about.
 func lostBytes(info *unix.TCPInfo) uint64 {
-	lost := info.Total_retrans - min(info.Total_retrans, info.Dsack_dups)
-	return uint64(float64(info.Bytes_retrans) * float64(lost) / float64(max(info.Total_retrans, 1)))
+	return uint64(float64(info.Bytes_retrans) * float64(lostSegments(info)) / float64(max(info.Total_retrans, 1)))
 }
 
 // ask sends a frame that the peer's kernel has to acknowledge.

@@ -386,3 +386,23 @@ func TestLostBytes(t *testing.T) {
 		}
 	}
 }
+
+// TestRTTMean: the mean is by what sockets have carried, and what was told is taken back when a link carries too little
+// for it: a path may have become so slow that nothing is acknowledged.
+func TestRTTMean(t *testing.T) {
+	var r rttMean
+	now := int64(5e9)
+	r.next(now)
+	r.add(&unix.TCPInfo{Bytes_acked: 3 * rttBytes, Rtt: 100}, 0)
+	r.add(&unix.TCPInfo{Bytes_acked: 9 * rttBytes, Rtt: 900}, 8*rttBytes)
+	if ns, news := r.next(now + 1); !news || ns != 300e3 {
+		t.Errorf("%d ns, %v", ns, news)
+	}
+	r.add(&unix.TCPInfo{Bytes_acked: 9*rttBytes + 1, Rtt: 900}, 9*rttBytes)
+	if ns, news := r.next(now + rttFor/2); news {
+		t.Errorf("%d ns by a byte", ns)
+	}
+	if ns, news := r.next(now + 1 + rttFor); !news || ns != 0 {
+		t.Errorf("%d ns, %v, of what is old", ns, news)
+	}
+}

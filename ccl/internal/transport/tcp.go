@@ -89,7 +89,7 @@ type tcpLink struct {
 	number     uint32 // of the set of sockets
 	lost       error  // why there is no path, nil while there is one
 	looked     int64
-	trips      roundTrips
+	rtt        rttMean
 	half       int64  // since when a socket has ended, and others have not
 	awaits     bool   // for the peer to say where it goes on
 	catching   bool   // not all of that has been sent again

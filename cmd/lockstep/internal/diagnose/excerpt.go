@@ -79,7 +79,7 @@ type Connection struct {
 	RxWaiting      float64 `json:"rx_waiting"`
 	BytesPerSec    float64 `json:"bytes_per_sec"`
 	LatencyMs      float64 `json:"latency_ms"`
-	RoundTripMs    float64 `json:"round_trip_ms,omitempty"` // between the two hosts
+	RTTMs          float64 `json:"rtt_ms,omitempty"` // between the two hosts
 	Windows        uint64  `json:"windows"`
 	SlowWindows    uint64  `json:"slow_windows"`
 	Cause          string  `json:"cause"`
@@ -254,7 +254,7 @@ func connections(ev *diagnosis.Evidence, v *diagnosis.Verdict) []Connection {
 			TxBlocked: age(k.TxBlockedSince, ev.Now), RxWaiting: age(k.RxWaitingSince, ev.Now),
 			BytesPerSec: k.BytesPerSec, LatencyMs: k.LatencyNs / 1e6, Windows: k.Windows, SlowWindows: k.SlowWindows, Cause: k.Cause.String(),
 			Switches: k.Switches, Outages: k.Outages, Resent: k.Resent,
-			RoundTripMs: k.RoundTripNs / 1e6,
+			RTTMs: k.RTTNs / 1e6,
 		}
 		if k.Link != record.LinkNone {
 			x.Link = fmt.Sprintf("%s for %s", k.Link, seconds(age(k.LinkAt, ev.Now)))

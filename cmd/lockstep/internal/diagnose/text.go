@@ -200,7 +200,7 @@ func (x *Excerpt) text(w io.Writer) {
 		return
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "%sconnection\ton\tover\tposted, not taken\tlast completion\treceiver waits\tsender blocked\tlatency\tround trip\tslow windows\tcause\tlink\n", indent)
+	fmt.Fprintf(t, "%sconnection\ton\tover\tposted, not taken\tlast completion\treceiver waits\tsender blocked\tlatency\tRTT\tslow windows\tcause\tlink\n", indent)
 	for i := range x.Connections {
 		c := &x.Connections[i]
 		link := c.Link
@@ -208,12 +208,12 @@ func (x *Excerpt) text(w io.Writer) {
 			link += fmt.Sprintf(" (%d outages, %d bytes sent again, %d switch-overs)", c.Outages, c.Resent, c.Switches)
 		}
 		fmt.Fprintf(t, "%s%d → %d\t%s\t%s\t%d\t%s\t%s\t%s\t%.2f ms\t%s\t%d of %d\t%s\t%s\n", indent, c.Src, c.Dst, orDash(c.Communicator), c.Transport, c.Outstanding,
-			ago(c.LastCompletion), since(c.RxWaiting), since(c.TxBlocked), c.LatencyMs, roundTrip(c.RoundTripMs), c.SlowWindows, c.Windows, c.Cause, orDash(link))
+			ago(c.LastCompletion), since(c.RxWaiting), since(c.TxBlocked), c.LatencyMs, rtt(c.RTTMs), c.SlowWindows, c.Windows, c.Cause, orDash(link))
 	}
 	t.Flush()
 }
 
-func roundTrip(ms float64) string {
+func rtt(ms float64) string {
 	if ms == 0 {
 		return "-"
 	}

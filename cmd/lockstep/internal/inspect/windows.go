@@ -30,8 +30,8 @@ type Connection struct {
 	Windows      uint64  `json:"windows"` // closed ever
 	Slow         uint64  `json:"slow_windows"`
 	Bandwidth    uint64  `json:"last_bandwidth_bytes_per_second"`
-	Latency      seconds `json:"last_latency_seconds"`         // post to completion, mean of the last window
-	RoundTrip    seconds `json:"round_trip_seconds,omitempty"` // between the two hosts
+	Latency      seconds `json:"last_latency_seconds"`  // post to completion, mean of the last window
+	RTT          seconds `json:"rtt_seconds,omitempty"` // between the two hosts
 	Switches     uint64  `json:"switches"`
 	Resent       uint64  `json:"resent_bytes"`
 	Events       []Event `json:"events"` // oldest first
@@ -62,7 +62,7 @@ func (p *process) connections(world func(comm uint64, rank int32) (int32, bool))
 		c := Connection{
 			Peer: k.Peer, Transport: k.Transport.String(), Channel: k.Channel, Name: k.Name, State: k.Link.String(),
 			Windows: k.Windows, Slow: k.SlowWindows, Bandwidth: k.WindowBps, Latency: seconds(float64(max(k.LatencyNs, 0)) / 1e9),
-			Switches: k.Switches, Resent: k.Resent, RoundTrip: seconds(float64(k.RoundTrip) / 1e9), Events: []Event{},
+			Switches: k.Switches, Resent: k.Resent, RTT: seconds(float64(k.RTT) / 1e9), Events: []Event{},
 		}
 		if k.Transport.QueuePair() {
 			c.QueuePair, c.PeerPair = k.ID, k.PeerID
@@ -172,12 +172,12 @@ func (k *Connection) text(out io.Writer, last int) {
 	}
 	name := strings.TrimPrefix(k.Name, k.Transport+" ")
 	fmt.Fprintf(out, "\n%s %s to %s, channel %d%s, path %s\n", k.Transport, dash(name), peer, k.Channel, qp, k.State)
-	trip := ""
-	if k.RoundTrip > 0 {
-		trip = ", " + ago(k.RoundTrip) + " there and back between the hosts"
+	rtt := ""
+	if k.RTT > 0 {
+		rtt = ", RTT " + ago(k.RTT)
 	}
 	fmt.Fprintf(out, "  %s closed, %d slow; the last at %.1f MB/s, %s from post to completion%s; %d switches, %d bytes sent again\n",
-		count(k.Windows, "window"), k.Slow, float64(k.Bandwidth)/1e6, ago(k.Latency), trip, k.Switches, k.Resent)
+		count(k.Windows, "window"), k.Slow, float64(k.Bandwidth)/1e6, ago(k.Latency), rtt, k.Switches, k.Resent)
 	if len(k.Events) == 0 || last == 0 {
 		return
 	}

@@ -1328,7 +1328,7 @@ type Conns struct {
 	AddressHigh      []int64                `protobuf:"zigzag64,26,rep,packed,name=address_high,json=addressHigh,proto3" json:"address_high,omitempty"`
 	AddressLow       []int64                `protobuf:"zigzag64,27,rep,packed,name=address_low,json=addressLow,proto3" json:"address_low,omitempty"`
 	Rail             []int64                `protobuf:"zigzag64,28,rep,packed,name=rail,proto3" json:"rail,omitempty"`
-	RoundTripNs      []int64                `protobuf:"zigzag64,29,rep,packed,name=round_trip_ns,json=roundTripNs,proto3" json:"round_trip_ns,omitempty"`
+	RttNs            []int64                `protobuf:"zigzag64,29,rep,packed,name=rtt_ns,json=rttNs,proto3" json:"rtt_ns,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -1559,9 +1559,9 @@ func (x *Conns) GetRail() []int64 {
 	return nil
 }
 
-func (x *Conns) GetRoundTripNs() []int64 {
+func (x *Conns) GetRttNs() []int64 {
 	if x != nil {
-		return x.RoundTripNs
+		return x.RttNs
 	}
 	return nil
 }
@@ -2297,7 +2297,7 @@ const file_evidence_proto_rawDesc = "" +
 	"\vtransfer_ns\x18\x15 \x03(\x12R\n" +
 	"transferNs\x12\x1c\n" +
 	"\n" +
-	"max_own_ns\x18\x16 \x03(\x12R\bmaxOwnNs\"\xd9\x06\n" +
+	"max_own_ns\x18\x16 \x03(\x12R\bmaxOwnNs\"\xcc\x06\n" +
 	"\x05Conns\x12\x10\n" +
 	"\x03row\x18\x01 \x03(\rR\x03row\x12\x14\n" +
 	"\x05named\x18\x02 \x03(\rR\x05named\x12\x12\n" +
@@ -2331,8 +2331,8 @@ const file_evidence_proto_rawDesc = "" +
 	"\faddress_high\x18\x1a \x03(\x12R\vaddressHigh\x12\x1f\n" +
 	"\vaddress_low\x18\x1b \x03(\x12R\n" +
 	"addressLow\x12\x12\n" +
-	"\x04rail\x18\x1c \x03(\x12R\x04rail\x12\"\n" +
-	"\rround_trip_ns\x18\x1d \x03(\x12R\vroundTripNs\"\x82\x01\n" +
+	"\x04rail\x18\x1c \x03(\x12R\x04rail\x12\x15\n" +
+	"\x06rtt_ns\x18\x1d \x03(\x12R\x05rttNs\"\x82\x01\n" +
 	"\bArrivals\x12\x10\n" +
 	"\x03row\x18\x01 \x03(\rR\x03row\x12\x12\n" +
 	"\x04comm\x18\x04 \x03(\x12R\x04comm\x12\x10\n" +
