@@ -77,6 +77,10 @@ func TestReportNamesWhatWasPlanted(t *testing.T) {
 		{"nothing", 4, 2, func(*survey) {}, "", "", 0, ""},
 		{"half a link", 4, 2, func(s *survey) { s.edge(1, 6).bandwidth /= 2 }, "connection", "rank 1 (n0) → rank 6 (n3): 9.", 1, "n0 n3"},
 		{"a late pair", 4, 2, func(s *survey) { s.edge(1, 0).latency, s.edge(0, 1).latency = 90e-6, 90e-6 }, "connection", "rank 0 (n0) ↔ rank 1 (n0): 90.0 µs at worst, 5.0 µs is typical", 2, "n0"},
+		{"one way slow and a pair late by it", 4, 2, func(s *survey) {
+			s.edge(1, 6).bandwidth /= 9
+			s.edge(1, 6).latency, s.edge(6, 1).latency = 290e-6, 290e-6
+		}, "connection", "rank 1 (n0) → rank 6 (n3): ", 1, "n0 n3"},
 		{"a sender", 3, 4, func(s *survey) {
 			for b := range s.size() {
 				s.edge(5, b).bandwidth /= 3

@@ -103,6 +103,12 @@ func judge(s *survey, l Limits) *judgement {
 			}
 		}
 	}
+	// A round trip goes both ways. Where one way is slow, it is what makes it long, and the other is not to blame.
+	for i := range j.bad {
+		if back := i%n*n + i/n; j.bad[i] == HighLatency && j.bad[back]&LowBandwidth != 0 {
+			j.bad[i] = 0
+		}
+	}
 	// Ranks are compared with each other: all run the same on the same hardware.
 	ranks := func(f Fault, of func(*rankState) float64) float64 {
 		var costs []float64

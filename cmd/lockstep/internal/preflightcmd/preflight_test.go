@@ -186,6 +186,9 @@ func TestThrottledEdgeIsNamed(t *testing.T) {
 	for _, nodes := range []string{"1", "4"} {
 		// Messages grow until one takes 25 ms: less would measure how long a busy machine's scheduler takes.
 		r, out := check(t, preflight.StatusBad, "throttle 1-2 1 0", "-n", "4", "--nodes", nodes, "--tolerance", "300", "--time", "200ms", "--size", "16M")
+		for i, f := range r.Findings { // a throttle keeps small messages, too, and on a busy machine for long
+			r.Findings[i].Why = slices.DeleteFunc(f.Why, func(why string) bool { return why == "latency" })
+		}
 		only(t, r, "connection", "rank 2 (", "bandwidth")
 		if f := r.Findings[0]; *f.Source != 2 || *f.Destination != 1 || r.BadEdges != 1 {
 			t.Errorf("%+v", r.Findings)
