@@ -152,6 +152,11 @@ type job struct {
 	bytes int
 	procs []*exec.Cmd
 	ends  chan []float64
+
+	said   sync.WaitGroup // who reads what ranks say
+	mu     sync.Mutex
+	stalls []stall
+	began  time.Time // when it was started
 }
 
 // start runs a ring of one rank a host for some seconds.
@@ -169,17 +174,21 @@ func (b *bed) start(name, planner string, hosts []int, bytes int, seconds float6
 			Addr: b.up.Addr(h).String(), Bytes: bytes, Depth: number("DEPTH", 4), Seconds: seconds, Lanes: number("LANES", 0),
 		})
 		j.procs = append(j.procs, p)
-		if r == 0 {
-			go func() {
-				var ends []float64
-				for s := bufio.NewScanner(out); s.Scan(); {
-					if f, err := strconv.ParseFloat(s.Text(), 64); err == nil {
-						ends = append(ends, f)
-					}
+		j.said.Go(func() {
+			var ends []float64
+			for s := bufio.NewScanner(out); s.Scan(); {
+				if f, err := strconv.ParseFloat(s.Text(), 64); err == nil {
+					ends = append(ends, f)
+				} else if st, ok := parseStall(s.Text()); ok {
+					j.mu.Lock()
+					j.stalls = append(j.stalls, st)
+					j.mu.Unlock()
 				}
+			}
+			if r == 0 {
 				j.ends <- ends
-			}()
-		}
+			}
+		})
 	}
 	return j
 }
@@ -188,6 +197,7 @@ func (b *bed) start(name, planner string, hosts []int, bytes int, seconds float6
 func (j *job) wait() []float64 {
 	j.b.t.Helper()
 	ends := <-j.ends
+	j.said.Wait()
 	for r, p := range j.procs {
 		if err := p.Wait(); err != nil {
 			j.b.t.Errorf("rank %d: %v", r, err)

@@ -132,11 +132,22 @@ func (r *role) rank(ctx context.Context, log *slog.Logger) error {
 		defer c.Close()
 		cfg.Paths = c
 	}
+	w, err := r.recorder()
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	cfg.Recorder = w
 	comm, err := ccl.Init(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	defer comm.Close()
+	told, err := watchStalls(ctx, w, r.Rank)
+	if err != nil {
+		return err
+	}
+	defer told()
 	s := comm.NewStream()
 	in, out := make([]float32, r.Bytes/4/r.Depth), make([]float32, r.Bytes/4/r.Depth)
 	const last = 1 << 20 // rank 0 adds it to the first element in the last turn, so that all ranks know

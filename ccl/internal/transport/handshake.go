@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	dataMagic    = "LKSTEPd3"
+	dataMagic    = "LKSTEPd4"
 	controlMagic = "LKSTEPr3" // of a socket beside RDMA
 	dataBody     = 8 + 8 + 4 + 4 + 2 + 2 + 16 + 4 + 16
 	dataHello    = dataBody + sha256.Size

@@ -120,14 +120,14 @@ func (l *tcpLink) lane(n, rest int) (*socket, int) {
 	// Each change of sockets may leave a gap at the receiver, of which it takes so many in a window.
 	least := max(splitLeast, l.m.cfg.Window/(maxGaps/4))
 	socks := l.mine()
-	if s := l.last; rest < least && l.run < least && slices.Contains(socks, s) && s.usable() && !s.stalled {
+	if s := l.last; rest < least && l.run < least && slices.Contains(socks, s) && l.takes(s) && !s.stalled {
 		return s, n
 	}
 	now := record.Now()
 	var queued [maxSockets]int
 	var rates [maxSockets]float64
 	for i, s := range socks {
-		if s.broken || s.ended || s.stalled {
+		if s.broken || s.ended || s.stalled || l.passes && s.late {
 			continue
 		}
 		q, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)

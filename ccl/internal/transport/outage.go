@@ -84,6 +84,9 @@ func (l *tcpLink) watch(now int64) {
 			l.ask(s)
 		}
 		s.stalls(info, now)
+		if s.lags(info, now); !s.late {
+			s.told = false
+		}
 		s.pace.note(info, passed)
 		silent = silent || s.silent
 	}
@@ -97,6 +100,7 @@ func (l *tcpLink) watch(now int64) {
 		l.regained()
 	}
 	l.weigh()
+	l.passOver()
 	l.tellResent()
 	if ns, news := l.rtt.next(now); news {
 		l.meter.rtt(ns)

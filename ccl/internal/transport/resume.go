@@ -263,6 +263,7 @@ func (l *tcpLink) adopt() {
 		l.leave()
 	}
 	l.socks, l.gaps, l.number, l.half = nil, l.gaps[:0], number, 0
+	l.passes, l.again, l.lineSocket = false, nil, 0 // all that has not come is sent again
 	if l.lo, l.hi = lo, hi; hi == 0 {
 		l.hi = len(fds)
 	}
@@ -327,13 +328,16 @@ func (l *tcpLink) catchUp() bool {
 	}
 	l.resendLine = max(l.resendLine, l.linesAcked)
 	for l.resendLine < l.linesSent {
-		s := l.socks[0]
+		s := l.socks[l.lineSocket]
 		ln := &l.kept.lines[l.resendLine%lineSlots]
 		if !s.usable() || !l.writeFrame(s, frameLine, ln.payload[:ln.n], l.resendLine, ln.tag, 0) {
 			return false
 		}
 		l.resendLine++
 		l.resent += lineSize
+	}
+	if !l.reinject() {
+		return false
 	}
 	l.resend = max(l.resend, l.acked)
 	for l.resend < l.sent-l.pad {
@@ -343,6 +347,7 @@ func (l *tcpLink) catchUp() bool {
 			if s == nil || !l.writeFrame(s, frameData, b, at, 0, pad) {
 				return false
 			}
+			l.track(s, at-pad, at+uint64(len(b)))
 		}
 		l.resend = at + uint64(len(b))
 		l.resent += uint64(len(b))

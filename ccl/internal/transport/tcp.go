@@ -97,6 +97,12 @@ type tcpLink struct {
 	resend     uint64 // the next byte to send again
 	resendLine uint64
 
+	// Of late lanes; see reinject.go.
+	passes     bool   // some are late, and others not
+	again      []span // what they carry, to be sent again
+	lineSocket int    // that lines go over
+	waste      []byte // where bytes go that have come already
+
 	withdrawnAt int64 // when the peer withdrew such a set, 0 when it has not
 
 	resumes, resent, retransmitted uint64 // bytes, by this link and by its former sockets' kernel
@@ -120,6 +126,7 @@ type socket struct {
 	broken             bool // nothing more can be written
 	ended              bool // closing: the end is on its way
 	stalled            bool
+	late, told         bool   // see reinject.go; and the peer was told again what had been consumed
 	port               uint16 // source port
 	path
 	pace
@@ -130,6 +137,9 @@ type socket struct {
 	shown      uint64 // up to where its bytes count as arrived
 
 	out     []byte // what a partial write has left
+	wrote   uint64 // bytes of frames, with that
+	flights []flight
+	landed  int // flights before it are acknowledged
 	scratch [frameSize + smallSend]byte
 
 	// What the kernel reads, where the garbage collector sees it.

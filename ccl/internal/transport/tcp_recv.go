@@ -189,6 +189,10 @@ func (l *tcpLink) step(s *socket, direct []byte) (n int, more bool, err error) {
 		return 0, more, err
 	}
 	left := int(s.end - s.pos)
+	if s.pos < l.front {
+		more, err = l.skip(s, int(min(uint64(left), l.front-s.pos)))
+		return 0, more, err
+	}
 	to := direct
 	switch straight := s.pos == l.front && l.front == l.got; {
 	case direct == nil:
@@ -298,13 +302,9 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 	}
 	switch kind {
 	case frameData:
-		if n == 0 || n > maxChunk || at < l.front || at-l.got > uint64(l.m.cfg.Window) || at+uint64(n)-l.got > uint64(l.m.cfg.Window) || pad >= lineSize || pad > at {
+		// What has come already, some or all of it, has come over a late lane, or was sent again for one.
+		if end := l.got + uint64(l.m.cfg.Window); n == 0 || n > maxChunk || at > end || at+uint64(n) > end || pad >= lineSize || pad > at {
 			return bad("data outside the window")
-		}
-		for _, g := range l.gaps {
-			if at < g.hi && g.lo < at+uint64(n) {
-				return bad("data twice")
-			}
 		}
 		if len(l.gaps) >= maxGaps {
 			return bad("too many gaps")
@@ -312,8 +312,11 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 		s.pos, s.end, s.shown = at, at+uint64(n), at
 		l.arrived(at-pad, at)
 	case frameLine:
-		if n > LinePayload || at != l.linesIn || l.linesIn-l.linesGot >= lineSlots {
+		if n > LinePayload || at > l.linesIn || at == l.linesIn && l.linesIn-l.linesGot >= lineSlots {
 			return bad("line out of order")
+		}
+		if at < l.linesIn {
+			break // it has come over another socket
 		}
 		ln := &l.lines[l.linesIn%lineSlots]
 		ln.n, ln.tag = n, le.Uint32(h[28:])

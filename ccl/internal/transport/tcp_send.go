@@ -76,6 +76,7 @@ func (l *tcpLink) post(b []byte, stay bool) (int, error) {
 			continue
 		}
 		l.carried(s, n)
+		l.track(s, l.sent-l.pad, l.sent+uint64(n))
 		l.retain(l.sent, b[:n:n], l.pad, stay)
 		l.pad = 0
 		l.sent += uint64(n)
@@ -95,7 +96,7 @@ func (l *tcpLink) free(n int) *socket {
 	socks := l.mine()
 	if n <= smallSend {
 		for _, s := range socks {
-			if s.usable() {
+			if l.takes(s) {
 				return s
 			}
 		}
@@ -104,7 +105,7 @@ func (l *tcpLink) free(n int) *socket {
 	for range socks {
 		s := socks[l.turn%len(socks)]
 		l.turn++
-		if s.usable() {
+		if l.takes(s) {
 			return s
 		}
 	}
@@ -148,6 +149,7 @@ func (l *tcpLink) write(s *socket, h [frameSize]byte, b []byte) (bool, error) {
 		l.failed(s, fmt.Errorf("send: %w", errno))
 		return false, l.err
 	}
+	s.wrote += uint64(size)
 	if int(n) < size {
 		s.writable = false
 		if int(n) < frameSize {
@@ -216,11 +218,11 @@ func (l *tcpLink) pushLine(b []byte, tag uint32) (bool, error) {
 			return false, nil
 		}
 	}
-	// All lines go over the first socket: that keeps their order.
+	// All lines go over one socket: that keeps their order.
 	if len(l.socks) == 0 {
 		return false, l.err
 	}
-	s := l.socks[0]
+	s := l.socks[l.lineSocket]
 	if l.catching && !l.catchUp() || !s.usable() {
 		return false, l.err
 	}
@@ -257,7 +259,7 @@ func (l *tcpLink) alignSend() {
 func (l *tcpLink) giveCredit() {
 	l.creditDue = true
 	for _, s := range l.socks {
-		if !s.usable() {
+		if !l.takes(s) {
 			continue
 		}
 		pad := l.pad

@@ -1,0 +1,135 @@
+package transport
+
+import (
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What is under way on a lane whose path has died is sent again over the connection's other lanes,
+// before the kernel's timeout (MPTCP calls this reinjection): the stream goes on while the lane finds another
+// path, or its kernel the end of the trouble. The receiver takes whichever copy comes first.
+
+// lateLeast is the shortest silence that makes a lane late. The peer's kernel delays acknowledgements by 40 ms.
+const lateLeast = 60 * time.Millisecond
+
+// flight is a piece of the stream that a socket has taken.
+type flight struct {
+	span        // with the padding before it
+	end  uint64 // up to which byte of the socket's own
+}
+
+// track notes that a socket has taken the stream from lo to hi, where others could carry it again.
+func (l *tcpLink) track(s *socket, lo, hi uint64) {
+	if l.hi-l.lo < 2 {
+		return
+	}
+	if k := len(s.flights); k > s.landed {
+		if f := &s.flights[k-1]; f.hi == lo && hi-f.lo <= maxChunk {
+			f.hi, f.end = hi, s.wrote
+			return
+		}
+	}
+	for s.landed < len(s.flights) && s.flights[s.landed].hi <= l.acked {
+		s.landed++
+	}
+	s.flights, s.landed = drop(s.flights, s.landed)
+	s.flights = append(s.flights, flight{span{lo, hi}, s.wrote})
+}
+
+// lags notes whether a lane's bytes have been unacknowledged for longer than its round trips explain, or
+// half its kernel's timeout.
+func (s *socket) lags(info *unix.TCPInfo, now int64) {
+	wait := max(time.Duration(max(info.Rto/2, info.Rtt+2*info.Rttvar))*time.Microsecond, lateLeast)
+	s.late = s.stalled || info.Unacked > 0 && s.owed > 0 && now-s.owed >= int64(wait)
+}
+
+func (s *socket) works() bool { return !s.broken && !s.ended && !s.over }
+
+// takes reports whether a socket may be given a frame: a late one is not while another lane is not late.
+func (l *tcpLink) takes(s *socket) bool { return s.usable() && !(l.passes && s.late) }
+
+// passOver has other lanes carry what is under way on late ones. When all are late, nothing is to be gained.
+func (l *tcpLink) passOver() {
+	socks := l.mine()
+	spare := slices.IndexFunc(socks, func(s *socket) bool { return s.works() && !s.late })
+	late := slices.ContainsFunc(l.socks, func(s *socket) bool { return s.late })
+	if l.passes = late && spare >= 0; !l.passes || l.awaits {
+		return
+	}
+	if !l.catching {
+		l.resend, l.resendLine = l.sent-l.pad, l.linesSent
+	}
+	for i, s := range l.socks {
+		if !s.late {
+			continue
+		}
+		if !s.told {
+			s.told, l.creditDue = true, true // it may have what was told last
+		}
+		if i == l.lineSocket {
+			l.lineSocket, l.resendLine = l.lo+spare, l.linesAcked
+			l.catching = l.catching || l.linesAcked < l.linesSent
+		}
+		if len(s.flights) == s.landed {
+			continue
+		}
+		queued, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
+		if err != nil {
+			continue
+		}
+		has := s.wrote - min(s.wrote, uint64(queued+len(s.out))) // the peer's kernel
+		for _, f := range s.flights[s.landed:] {
+			if f.end > has && f.hi > l.acked {
+				l.again = append(l.again, f.span)
+				l.catching = true
+			}
+		}
+		s.flights, s.landed = s.flights[:0], 0
+	}
+	if l.catching {
+		l.catchUp()
+	}
+}
+
+// reinject sends again what late lanes have; true when nothing is left of that.
+func (l *tcpLink) reinject() bool {
+	for len(l.again) > 0 {
+		g := &l.again[0]
+		if g.lo = max(g.lo, l.acked); g.lo < g.hi {
+			b, at, pad := l.kept.piece(g.lo, g.hi)
+			if len(b) > 0 {
+				s := l.free(len(b))
+				if s == nil || !l.writeFrame(s, frameData, b, at, 0, pad) {
+					return false
+				}
+				l.track(s, at-pad, at+uint64(len(b)))
+			}
+			g.lo = at + uint64(len(b))
+			l.resent += uint64(len(b))
+		}
+		if g.lo >= g.hi {
+			l.again = slices.Delete(l.again, 0, 1)
+		}
+	}
+	return true
+}
+
+// skip reads over bytes that have come over another socket.
+func (l *tcpLink) skip(s *socket, n int) (more bool, err error) {
+	k := min(n, s.inHi-s.inLo)
+	if k > 0 {
+		s.inLo += k
+	} else {
+		if l.waste == nil {
+			l.waste = make([]byte, maxChunk)
+		}
+		s.inLo, s.inHi = 0, 0
+		if k, err = s.read(l.waste[:min(n, len(l.waste))], nil); err != nil || k == 0 {
+			return false, err
+		}
+	}
+	s.pos += uint64(k)
+	return true, nil
+}
