@@ -172,6 +172,7 @@ func (b *bed) start(name, planner string, hosts []int, bytes int, seconds float6
 		p, out := b.process(b.up.Host(h), role{
 			Kind: "rank", Planner: planner, Node: fabric.NodeName(h), Job: name, Rank: r, Size: len(hosts), ID: id.String(),
 			Addr: b.up.Addr(h).String(), Bytes: bytes, Depth: number("DEPTH", 4), Seconds: seconds, Lanes: number("LANES", 0),
+			Stalls: number("STALLS", 0) > 0,
 		})
 		j.procs = append(j.procs, p)
 		j.said.Go(func() {

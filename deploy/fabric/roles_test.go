@@ -32,6 +32,7 @@ type role struct {
 	Depth      int // how many these are: a training step's, one after the other
 	Seconds    float64
 	Lanes      int
+	Stalls     bool // a rank: tells how its flows stall, which costs time on few cores
 
 	Fabric string // file
 	Prints bool   // a planner: what it finds
@@ -132,22 +133,24 @@ func (r *role) rank(ctx context.Context, log *slog.Logger) error {
 		defer c.Close()
 		cfg.Paths = c
 	}
-	w, err := r.recorder()
-	if err != nil {
-		return err
+	if r.Stalls {
+		if cfg.Recorder, err = r.recorder(); err != nil {
+			return err
+		}
+		defer cfg.Recorder.Close()
 	}
-	defer w.Close()
-	cfg.Recorder = w
 	comm, err := ccl.Init(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	defer comm.Close()
-	told, err := watchStalls(ctx, w, r.Rank)
-	if err != nil {
-		return err
+	if r.Stalls {
+		told, err := watchStalls(ctx, cfg.Recorder, r.Rank)
+		if err != nil {
+			return err
+		}
+		defer told()
 	}
-	defer told()
 	s := comm.NewStream()
 	in, out := make([]float32, r.Bytes/4/r.Depth), make([]float32, r.Bytes/4/r.Depth)
 	const last = 1 << 20 // rank 0 adds it to the first element in the last turn, so that all ranks know

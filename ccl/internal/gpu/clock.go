@@ -58,9 +58,9 @@ const (
 	clockTurns = 20_000
 	// clockPatience is how long the kernel may take to begin: the GPU may be full.
 	clockPatience = 100 * time.Millisecond
-	// clockTries bounds how long the first mapping may take, some 30 s: no job ends because its
-	// GPU was full for a moment.
-	clockTries = 250
+	// clockFirst bounds how long the first mapping may take: no job ends because its GPU was full
+	// for a moment, or its host was.
+	clockFirst = 30 * time.Second
 )
 
 var errBusy = errors.New("the GPU did not run the clock's kernel in time")
@@ -86,11 +86,11 @@ func newClock(dev *device) (_ *clock, err error) {
 	if k.at, err = dev.HostPtr(k.page); err != nil {
 		return nil, err
 	}
-	for try := 0; ; try++ {
+	for began := time.Now(); ; {
 		if err = k.handshake(); err == nil {
 			break
 		}
-		if try == clockTries || !errors.Is(err, errBusy) {
+		if time.Since(began) >= clockFirst || !errors.Is(err, errBusy) {
 			return nil, fmt.Errorf("relate the clock of GPU %d to the host's: %w", dev.Ordinal, err)
 		}
 		time.Sleep(clockPatience / 5)

@@ -71,8 +71,8 @@ const (
 	moveFor = 10 * time.Second
 	// stalledAfter is for how long nothing may be acknowledged on a planned lane.
 	stalledAfter = int64(100 * time.Millisecond)
-	// lookPlanned takes lookPath's place where there is a plan.
-	lookPlanned = int64(50 * time.Millisecond)
+	// lookLanes takes lookPath's place where a link has several lanes, or a plan.
+	lookLanes = 50 * time.Millisecond
 
 	// In a greeting's total.
 	halvesFlag = 1 << 15 // the second half is the greeted one's to dial
@@ -248,8 +248,8 @@ func (l *tcpLink) survey() {
 
 // lookEvery is how often a rank that waits asks its kernel how its sockets fare.
 func (l *tcpLink) lookEvery() int64 {
-	if l.hi-l.lo < len(l.socks) {
-		return lookPlanned
+	if l.hi-l.lo > 1 || l.hi-l.lo < len(l.socks) {
+		return int64(lookLanes)
 	}
 	return lookPath
 }

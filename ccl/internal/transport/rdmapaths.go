@@ -64,7 +64,7 @@ type progress struct {
 
 // survey tells the plan how the lanes of this end fare.
 func (l *rdmaLink) survey(now int64) {
-	if l.planned == nil || now-l.surveyed < lookPlanned {
+	if l.planned == nil || now-l.surveyed < int64(lookLanes) {
 		return
 	}
 	l.surveyed = now

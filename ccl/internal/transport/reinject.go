@@ -41,8 +41,10 @@ func (l *tcpLink) track(s *socket, lo, hi uint64) {
 // lags notes whether a lane's bytes have been unacknowledged for longer than its round trips explain, or
 // half its kernel's timeout.
 func (s *socket) lags(info *unix.TCPInfo, now int64) {
-	wait := max(time.Duration(max(info.Rto/2, info.Rtt+2*info.Rttvar))*time.Microsecond, lateLeast)
-	s.late = s.stalled || info.Unacked > 0 && s.owed > 0 && now-s.owed >= int64(wait)
+	trips := max(time.Duration(info.Rtt+2*info.Rttvar)*time.Microsecond, lateLeast)
+	wait := max(time.Duration(info.Rto/2)*time.Microsecond, trips)
+	silent := time.Duration(info.Last_ack_recv) * time.Millisecond // to the millisecond; owed is from one look on
+	s.late = s.stalled || info.Unacked > 0 && s.owed > 0 && silent >= wait && now-s.owed >= int64(max(wait-lookLanes, trips))
 }
 
 func (s *socket) works() bool { return !s.broken && !s.ended && !s.over }
