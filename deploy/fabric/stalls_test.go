@@ -101,6 +101,9 @@ func parseStall(line string) (s stall, ok bool) {
 
 // longestStall is the longest of those that touch a time, in seconds since the job was started, and how many last for 0.2 s or more.
 func (j *job) longestStall(from, to float64) string {
+	if number("STALLS", 0) == 0 {
+		return "not watched (FABRIC_TEST_STALLS=1)"
+	}
 	at := float64(j.began.UnixNano()) / 1e9
 	var in []stall
 	many := 0
