@@ -8,7 +8,7 @@ CACHE   := $(shell $(GO) env GOCACHE)/../lockstep
 LINT    := $(CACHE)/golangci-lint-$(shell sha256sum tools/golangci/go.sum | cut -c1-12)
 
 # Packages with goroutines or shared memory run under the race detector too.
-RACE := ./record ./windowmon ./fence ./pathplan/probe ./pathplan/service ./preflight ./diagnosis/replay ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
+RACE := ./record ./windowmon ./fence ./pathplan/probe ./pathplan/service ./preflight ./diagnosis ./diagnosis/replay ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
 # The tests of these run GPU kernels on CPU threads, which takes all cores: one package at a time.
 KERNELS := ./ccl ./ccl/internal/cuda/kernels
 # These have tests that need RDMA devices.

@@ -409,23 +409,30 @@ func (d *drags) learn(usual bool, common float32) {
 		}
 		d.weights[r] = w
 	}
-	for ci := range d.ev.Comms {
-		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
-		for i := range members {
-			m, u := &members[i], &of[i]
-			before, now := u.memberSums, d.until(ci, i)
-			u.memberSums = now // the next one's start
-			if uint32(m.World) >= uint32(len(d.weights)) || now.ops <= before.ops || d.weights[m.World].weight == 0 {
-				continue
-			}
-			if d.weights[m.World].anew {
-				u.n, u.ownNs, u.insideNs = 0, 0, 0
-			}
-			n, own, in := float32(now.ops-before.ops), float32(now.own-before.own)/common, float32(now.inside-before.inside)
-			weight := d.weights[m.World].weight
-			keep := 1 - usualMemory*weight
-			u.n, u.ownNs, u.insideNs = u.n*keep+n*weight, u.ownNs*keep+own*weight, u.insideNs*keep+in*weight
+	inParts(len(d.ev.Comms), len(d.members), func(lo, hi int) {
+		for ci := lo; ci < hi; ci++ {
+			d.learnComm(ci, common)
 		}
+	})
+}
+
+// learnComm has what a communicator's members did teach what is usual for them, by their ranks' weights.
+func (d *drags) learnComm(ci int, common float32) {
+	members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
+	for i := range members {
+		m, u := &members[i], &of[i]
+		before, now := u.memberSums, d.until(ci, i)
+		u.memberSums = now // the next one's start
+		if uint32(m.World) >= uint32(len(d.weights)) || now.ops <= before.ops || d.weights[m.World].weight == 0 {
+			continue
+		}
+		if d.weights[m.World].anew {
+			u.n, u.ownNs, u.insideNs = 0, 0, 0
+		}
+		n, own, in := float32(now.ops-before.ops), float32(now.own-before.own)/common, float32(now.inside-before.inside)
+		weight := d.weights[m.World].weight
+		keep := 1 - usualMemory*weight
+		u.n, u.ownNs, u.insideNs = u.n*keep+n*weight, u.ownNs*keep+own*weight, u.insideNs*keep+in*weight
 	}
 }
 

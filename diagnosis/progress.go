@@ -147,17 +147,22 @@ func (v *view) alignComms() {
 // scan looks at what has changed of the communicators and notes which of them
 // hold an operation that has been open for too long.
 func (v *view) scan() {
+	inParts(len(v.ev.Comms), len(v.ev.Conns), func(lo, hi int) {
+		for ci := lo; ci < hi; ci++ {
+			c, h := &v.ev.Comms[ci], &v.comms[ci]
+			if c.Rev == 0 || c.Rev != h.rev {
+				h.rev = c.Rev
+				v.scanMembers(c, h)
+			}
+			if c.ConnRev == 0 || c.ConnRev != h.connRev {
+				h.connRev = c.ConnRev
+				v.scanConns(int32(ci), h)
+			}
+		}
+	})
 	floor := int64(v.cfg.SuspectAfter)
 	for ci := range v.ev.Comms {
 		c, h := &v.ev.Comms[ci], &v.comms[ci]
-		if c.Rev == 0 || c.Rev != h.rev {
-			h.rev = c.Rev
-			v.scanMembers(c, h)
-		}
-		if c.ConnRev == 0 || c.ConnRev != h.connRev {
-			h.connRev = c.ConnRev
-			v.scanConns(int32(ci), h)
-		}
 		v.lastFinish, v.maxOwn = max(v.lastFinish, h.lastFinish), max(v.maxOwn, h.maxOwn)
 		v.aborted = v.aborted || h.aborted
 		if h.oldest == never || h.former {

@@ -477,16 +477,18 @@ const leastOutside = 0.15
 // normal: neither the network's windows nor those that wait for an end do, nor
 // any while the communicator takes longer than usual.
 func (d *slowLinks) learnDelays() {
-	for i := range d.conns {
-		h, c := &d.conns[i], &d.ev.Conns[i]
-		if !h.fresh || c.Cause != record.CauseNone || d.feltIn(c.Comm) {
-			continue
+	inParts(len(d.conns), len(d.conns), func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			h, c := &d.conns[i], &d.ev.Conns[i]
+			if !h.fresh || c.Cause != record.CauseNone || d.feltIn(c.Comm) {
+				continue
+			}
+			if len(d.slow) > 0 && slices.ContainsFunc(d.slow, func(s slowConn) bool { return s.conn == int32(i) }) {
+				continue
+			}
+			h.base.learn(h.delay)
+			h.learnAgain()
+			h.usualFlight += (h.flight - h.usualFlight) / float32(h.base.n) // a mean as long as base
 		}
-		if len(d.slow) > 0 && slices.ContainsFunc(d.slow, func(s slowConn) bool { return s.conn == int32(i) }) {
-			continue
-		}
-		h.base.learn(h.delay)
-		h.learnAgain()
-		h.usualFlight += (h.flight - h.usualFlight) / float32(h.base.n) // a mean as long as base
-	}
+	})
 }

@@ -103,12 +103,22 @@ func (d *throughputs) find(found []finding) []finding {
 	if all {
 		d.looked = d.now
 	}
+	looks := func(ci int) bool {
+		return (all || len(d.ev.Comms[ci].Members) == 2) && len(d.ofComm(int32(ci))) > 0
+	}
 	for ci := range d.ev.Comms {
-		if (all || len(d.ev.Comms[ci].Members) == 2) && len(d.ofComm(int32(ci))) > 0 {
+		if looks(ci) {
 			d.conns = resized(d.conns, len(d.ev.Conns)) // else nothing is kept
-			for _, k := range d.ofComm(int32(ci)) {
-				d.conns[k].look(&d.ev.Conns[k], d.ev.Comms[ci].ID)
-			}
+			inParts(len(d.ev.Comms), len(d.ev.Conns), func(lo, hi int) {
+				for ci := lo; ci < hi; ci++ {
+					if looks(ci) {
+						for _, k := range d.ofComm(int32(ci)) {
+							d.conns[k].look(&d.ev.Conns[k], d.ev.Comms[ci].ID)
+						}
+					}
+				}
+			})
+			break
 		}
 	}
 	if d.drags.windows > d.judged && len(d.drags.grown) == len(d.ev.Comms) {
@@ -125,11 +135,13 @@ func (d *throughputs) find(found []finding) []finding {
 			}
 			d.judgeLate(int32(ci))
 		}
-		for ci := range d.ev.Comms { // only now: each is compared with others
-			if len(d.ofComm(int32(ci))) > 0 && len(d.conns) > 0 {
-				d.learn(int32(ci))
+		inParts(len(d.ev.Comms), len(d.conns), func(lo, hi int) { // only now: each is compared with others
+			for ci := lo; ci < hi; ci++ {
+				if len(d.ofComm(int32(ci))) > 0 && len(d.conns) > 0 {
+					d.learn(int32(ci))
+				}
 			}
-		}
+		})
 	}
 	return d.lateFindings(d.findings(found))
 }
