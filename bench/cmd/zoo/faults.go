@@ -45,6 +45,7 @@ type fault struct {
 	// uneven faults hit some steps and not others: their cost is that of the mean step, not
 	// of the median one.
 	uneven bool
+	asked  bool // made only where it is asked for by name
 	// inject does it and says who is to blame.
 	inject func(context.Context, *run) (*truth, error)
 }
@@ -119,6 +120,15 @@ var table = []fault{
 		}
 		return r.blame(k, "stopped with SIGSTOP, then the master restarts"), nil
 	}},
+
+	{name: "links_away1s", asked: true, class: []string{commHang, commSlow}, want: goesOn, warm: quickWarm, limit: 8 * time.Second, inject: away(time.Second)},
+	{name: "links_away3s", asked: true, class: []string{commHang, commSlow}, want: goesOn, warm: quickWarm, limit: 10 * time.Second, inject: away(3 * time.Second)},
+	{name: "links_away10s", asked: true, class: []string{commHang, otherHang}, want: goesOn, warm: quickWarm, limit: 18 * time.Second, inject: away(10 * time.Second)},
+	{name: "links_away25s", asked: true, class: []string{commHang, otherHang}, want: goesOn, warm: quickWarm, limit: 34 * time.Second, inject: away(25 * time.Second)},
+	{name: "links_away60s", asked: true, class: []string{commHang, otherHang}, warm: quickWarm, limit: linkLimit, inject: away(time.Minute)},
+	{name: "links_loss1", asked: true, class: []string{commSlow}, want: goesOn, warm: slowWarm, limit: slowLimit, inject: lossy(0.01)},
+	{name: "links_loss5", asked: true, class: []string{commSlow}, want: goesOn, warm: slowWarm, limit: slowLimit, inject: lossy(0.05)},
+	{name: "links_loss20", asked: true, class: []string{commSlow, commHang}, want: goesOn, warm: slowWarm, limit: 30 * time.Second, inject: lossy(0.2)},
 
 	{name: "pair_outage3s", class: []string{commHang, commSlow}, want: goesOn, needs: needPods, warm: quickWarm, limit: 9 * time.Second, inject: onPair("delivers nothing for 3 s", 3*time.Second, rule{drop: 1}, true)},
 	{name: "pair_cut", class: []string{commHang}, needs: needPods, warm: quickWarm, limit: linkLimit, inject: onPair("delivers nothing", 0, rule{drop: 1}, true)},
@@ -251,6 +261,28 @@ func onLinks(text string, do func(*run, int) error) func(context.Context, *run) 
 		}
 		return t, err
 	}
+}
+
+// away has a node's links deliver nothing for a while.
+func away(last time.Duration) func(context.Context, *run) (*truth, error) {
+	return func(ctx context.Context, r *run) (*truth, error) {
+		t, err := onLinks(fmt.Sprintf("has links that deliver nothing for %v", last), func(r *run, n int) error {
+			r.c.wire.set(func(s *ruleset) { s.node[n] = rule{drop: 1} })
+			return nil
+		})(ctx, r)
+		if err == nil {
+			t.last, t.undo = last, func() error { r.c.wire.set(func(*ruleset) {}); return nil }
+		}
+		return t, err
+	}
+}
+
+// lossy has a node's links lose a share of their packets.
+func lossy(share float64) func(context.Context, *run) (*truth, error) {
+	return onLinks(fmt.Sprintf("has links that lose %g %% of their packets", 100*share), func(r *run, n int) error {
+		r.c.wire.set(func(s *ruleset) { s.node[n] = rule{drop: share} })
+		return nil
+	})
 }
 
 // cut takes down the network of a node: in pods, of each rank and of the agent, which still
@@ -386,10 +418,15 @@ func loadCPU(_ context.Context, r *run) (*truth, error) {
 	return &truth{text: "nothing is wrong; two busy programs run beside the job"}, nil
 }
 
+// drawn is what runs are drawn from where no faults are named.
+func drawn() []fault {
+	return slices.DeleteFunc(slices.Clone(table), func(f fault) bool { return f.asked })
+}
+
 // selected are the faults that a comma-separated list of names or prefixes with * means.
 func selected(list string) ([]fault, error) {
 	if list == "" || list == "all" {
-		return table, nil
+		return drawn(), nil
 	}
 	var out []fault
 	for _, name := range strings.Split(list, ",") {

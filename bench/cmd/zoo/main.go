@@ -118,7 +118,11 @@ func conduct(ctx context.Context) error {
 			fmt.Printf("%-8s %d ranks on %d nodes: %s\n", j.Name, j.Ranks, j.Nodes, j.Text)
 		}
 		for _, f := range table {
-			fmt.Printf("%-20s %s\n", f.name, f.class[0])
+			note := ""
+			if f.asked {
+				note = " (only by name)"
+			}
+			fmt.Printf("%-20s %s%s\n", f.name, f.class[0], note)
 		}
 		return nil
 	}
