@@ -407,3 +407,55 @@ func TestRTTMean(t *testing.T) {
 		t.Errorf("%d ns, %v, of what is old", ns, news)
 	}
 }
+
+// TestClosedSocketIsNotWaitedFor: bytes that nobody owes any more, on a socket that the kernel has closed and whose
+// error was told before, keep no rank from leaving.
+func TestClosedSocketIsNotWaitedFor(t *testing.T) {
+	l, _ := bareLink(t)
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	ours, err := net.Dial("tcp4", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	theirs, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := detach(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := detach(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(l.socks[0].fd)
+	l.socks[0].fd = fd
+	deafen(t, peer)
+	l.giveCredit()                         // which is not acknowledged
+	_ = theirs.(*net.TCPConn).SetLinger(0) // a reset
+	theirs.Close()
+	unix.Close(peer)
+	for range 1000 {
+		if info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil && info.State == tcpClosed {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	_, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	l.socks[0].ended = true
+	if left, _ := unix.IoctlGetInt(fd, unix.SIOCOUTQ); left == 0 {
+		t.Fatal("everything was acknowledged")
+	}
+	for range 3 {
+		if l.finish() {
+			return
+		}
+	}
+	t.Error("it waits")
+}

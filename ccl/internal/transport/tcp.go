@@ -320,7 +320,11 @@ func (l *tcpLink) end(s *socket) (left int, err error) {
 	if e, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && e != 0 {
 		return 0, unix.Errno(e)
 	}
-	left, _ = unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
+	if left, _ = unix.IoctlGetInt(s.fd, unix.SIOCOUTQ); left > 0 {
+		if info, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil && info.State == tcpClosed {
+			return 0, errClosed // and its error was told before: nobody takes these any more
+		}
+	}
 	return left + len(s.out), nil
 }
 
