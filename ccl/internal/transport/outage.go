@@ -77,7 +77,7 @@ func (l *tcpLink) watch(now int64) {
 			over = true
 			continue
 		}
-		l.rtt.add(info, s.path.acked)
+		l.rtt.add(info, s.path.acked, s.path.segments)
 		if l.judge(s, info, now, late) {
 			heard = true
 		} else if i == 0 && !s.silent && info.Unacked == 0 && s.usable() {
@@ -113,31 +113,40 @@ func (l *tcpLink) watch(now int64) {
 type rttMean struct {
 	sum, bytes float64
 	since      int64
+	// What was acknowledged, and what would have been of full segments; fading.
+	carried, full float64
 }
 
-// rttBytes is how much a link has to carry within rttFor, ns, for its round-trip time to be known: the
-// peer's kernel delays the acknowledgement of a segment that comes alone.
+// The peer's kernel delays the acknowledgement of a segment that comes alone. So a link's round-trip time is
+// known only while it carries rttBytes within rttFor, ns, in segments of which most are full: on loopback, or
+// over jumbo frames, a message may be less than one.
 const (
 	rttBytes = 4 << 10
 	rttFor   = 1e9
+	rttKeeps = 0.9 // of what was carried before a look
 )
 
-// add takes in what the kernel knows of a socket that had so many bytes acknowledged at the last look.
-func (r *rttMean) add(info *unix.TCPInfo, acked uint64) {
+// add takes in what the kernel knows of a socket that had so many bytes acknowledged, and had sent so many
+// segments, at the last look.
+func (r *rttMean) add(info *unix.TCPInfo, acked uint64, segments uint32) {
 	n := float64(info.Bytes_acked - min(acked, info.Bytes_acked))
 	r.sum, r.bytes = r.sum+n*float64(info.Rtt)*1e3, r.bytes+n
+	r.carried += n
+	r.full += float64(info.Data_segs_out-segments) * float64(info.Snd_mss)
 }
 
 // next returns the mean since the last one, ns, when there is news: 0 when too little was carried for rttFor,
 // so that what was told before is old.
 func (r *rttMean) next(now int64) (ns int64, news bool) {
+	alone := 2*r.carried < r.full
+	r.carried, r.full = rttKeeps*r.carried, rttKeeps*r.full
 	switch {
-	case r.bytes >= rttBytes:
+	case r.bytes >= rttBytes && !alone:
 		ns = int64(r.sum / r.bytes)
 	case now-r.since < rttFor:
 		return 0, false
 	}
-	*r = rttMean{since: now}
+	r.sum, r.bytes, r.since = 0, 0, now
 	return ns, true
 }
 

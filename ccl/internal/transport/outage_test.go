@@ -394,17 +394,27 @@ func TestRTTMean(t *testing.T) {
 	var r rttMean
 	now := int64(5e9)
 	r.next(now)
-	r.add(&unix.TCPInfo{Bytes_acked: 3 * rttBytes, Rtt: 100}, 0)
-	r.add(&unix.TCPInfo{Bytes_acked: 9 * rttBytes, Rtt: 900}, 8*rttBytes)
+	r.add(&unix.TCPInfo{Bytes_acked: 3 * rttBytes, Rtt: 100, Data_segs_out: 9, Snd_mss: 1448}, 0, 0)
+	r.add(&unix.TCPInfo{Bytes_acked: 9 * rttBytes, Rtt: 900, Data_segs_out: 27, Snd_mss: 1448}, 8*rttBytes, 24)
 	if ns, news := r.next(now + 1); !news || ns != 300e3 {
 		t.Errorf("%d ns, %v", ns, news)
 	}
-	r.add(&unix.TCPInfo{Bytes_acked: 9*rttBytes + 1, Rtt: 900}, 9*rttBytes)
+	r.add(&unix.TCPInfo{Bytes_acked: 9*rttBytes + 1, Rtt: 900}, 9*rttBytes, 0)
 	if ns, news := r.next(now + rttFor/2); news {
 		t.Errorf("%d ns by a byte", ns)
 	}
 	if ns, news := r.next(now + 1 + rttFor); !news || ns != 0 {
 		t.Errorf("%d ns, %v, of what is old", ns, news)
+	}
+	// Messages of 8 KiB on loopback: each is a segment that comes alone, acknowledged late, some at the next look.
+	r = rttMean{}
+	for k := range uint64(50) {
+		now += 50e6
+		sent, acked := uint32(k+1), (k+1-k%2)*2*rttBytes
+		r.add(&unix.TCPInfo{Bytes_acked: acked, Rtt: 20_000, Data_segs_out: sent, Snd_mss: 65483}, (k-min(k, (k+1)%2))*2*rttBytes, sent-1)
+		if ns, _ := r.next(now); ns != 0 && k > 1 {
+			t.Fatalf("look %d: %d ns of segments that come alone", k, ns)
+		}
 	}
 }
 

@@ -61,7 +61,7 @@ func (l *tcpLink) passOver() {
 		return
 	}
 	if !l.catching {
-		l.resend, l.resendLine = l.sent-l.pad, l.linesSent
+		l.resendLine = l.linesSent
 	}
 	for i, s := range l.socks {
 		if !s.late {
@@ -93,29 +93,6 @@ func (l *tcpLink) passOver() {
 	if l.catching {
 		l.catchUp()
 	}
-}
-
-// reinject sends again what late lanes have; true when nothing is left of that.
-func (l *tcpLink) reinject() bool {
-	for len(l.again) > 0 {
-		g := &l.again[0]
-		if g.lo = max(g.lo, l.acked); g.lo < g.hi {
-			b, at, pad := l.kept.piece(g.lo, g.hi)
-			if len(b) > 0 {
-				s := l.free(len(b))
-				if s == nil || !l.writeFrame(s, frameData, b, at, 0, pad) {
-					return false
-				}
-				l.track(s, at-pad, at+uint64(len(b)))
-			}
-			g.lo = at + uint64(len(b))
-			l.resent += uint64(len(b))
-		}
-		if g.lo >= g.hi {
-			l.again = slices.Delete(l.again, 0, 1)
-		}
-	}
-	return true
 }
 
 // skip reads over bytes that have come over another socket.

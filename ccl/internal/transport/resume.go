@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 
 	"github.com/lockstep-ccl/lockstep/record"
@@ -314,7 +315,7 @@ func (l *tcpLink) resumed(s *socket, at uint64, lines uint32) error {
 	l.dropSkipped(l.number)
 	l.settled = l.number == l.whole
 	l.mu.Unlock()
-	l.resend = min(max(at, l.acked), l.sent)
+	l.again = append(l.again[:0], span{min(max(at, l.acked), l.sent), l.sent - l.pad})
 	l.resendLine = l.linesAcked + uint64(more)
 	l.regained()
 	l.catchUp()
@@ -336,21 +337,19 @@ func (l *tcpLink) catchUp() bool {
 		l.resendLine++
 		l.resent += lineSize
 	}
-	if !l.reinject() {
-		return false
-	}
-	l.resend = max(l.resend, l.acked)
-	for l.resend < l.sent-l.pad {
-		b, at, pad := l.kept.piece(l.resend, l.sent-l.pad)
-		if len(b) > 0 {
-			s := l.free(len(b))
-			if s == nil || !l.writeFrame(s, frameData, b, at, 0, pad) {
-				return false
+	for ; len(l.again) > 0; l.again = slices.Delete(l.again, 0, 1) {
+		for g := &l.again[0]; max(g.lo, l.acked) < g.hi; {
+			b, at, pad := l.kept.piece(max(g.lo, l.acked), g.hi)
+			if len(b) > 0 {
+				s := l.free(len(b))
+				if s == nil || !l.writeFrame(s, frameData, b, at, 0, pad) {
+					return false
+				}
+				l.track(s, at-pad, at+uint64(len(b)))
 			}
-			l.track(s, at-pad, at+uint64(len(b)))
+			g.lo = at + uint64(len(b))
+			l.resent += uint64(len(b))
 		}
-		l.resend = at + uint64(len(b))
-		l.resent += uint64(len(b))
 	}
 	l.catching = false
 	l.tellResent()

@@ -400,8 +400,8 @@ func FuzzResume(f *testing.F) {
 				return
 			}
 		}
-		if l.resend > l.sent || l.acked > l.sent {
-			t.Fatalf("resends from %d, %d to %d are kept", l.resend, l.acked, l.sent)
+		if l.acked > l.sent || slices.ContainsFunc(l.again, func(g span) bool { return g.hi > l.sent }) {
+			t.Fatalf("sends %v again, %d to %d are kept", l.again, l.acked, l.sent)
 		}
 	})
 }

@@ -94,12 +94,11 @@ type tcpLink struct {
 	awaits     bool   // for the peer to say where it goes on
 	catching   bool   // not all of that has been sent again
 	unsure     bool   // the set took the place of sound sockets, and the peer may not have it
-	resend     uint64 // the next byte to send again
+	again      []span // of the stream, to be sent again
 	resendLine uint64
 
 	// Of late lanes; see reinject.go.
 	passes     bool   // some are late, and others not
-	again      []span // what they carry, to be sent again
 	lineSocket int    // that lines go over
 	waste      []byte // where bytes go that have come already
 
