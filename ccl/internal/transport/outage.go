@@ -46,6 +46,8 @@ type path struct {
 	segments      uint32 // that it has sent
 	lost          uint32 // of them, as far as it knows
 	again         bool   // the kernel is retransmitting
+	// What was acknowledged, and what full segments would have carried, bytes; fading.
+	carried, full float64
 }
 
 // watch finds out, now and then, whether the peer's host is there. It is for a rank that
@@ -77,7 +79,7 @@ func (l *tcpLink) watch(now int64) {
 			over = true
 			continue
 		}
-		l.rtt.add(info, s.path.acked, s.path.segments)
+		l.rtt.add(info, &s.path)
 		if l.judge(s, info, now, late) {
 			heard = true
 		} else if i == 0 && !s.silent && info.Unacked == 0 && s.usable() {
@@ -113,40 +115,37 @@ func (l *tcpLink) watch(now int64) {
 type rttMean struct {
 	sum, bytes float64
 	since      int64
-	// What was acknowledged, and what would have been of full segments; fading.
-	carried, full float64
 }
 
 // The peer's kernel delays the acknowledgement of a segment that comes alone. So a link's round-trip time is
-// known only while it carries rttBytes within rttFor, ns, in segments of which most are full: on loopback, or
-// over jumbo frames, a message may be less than one.
+// known only while it carries rttBytes within rttFor, ns, over sockets whose segments are a third full at least, as
+// a mean: on loopback, or over jumbo frames, a message may be less than one.
 const (
 	rttBytes = 4 << 10
 	rttFor   = 1e9
 	rttKeeps = 0.9 // of what was carried before a look
 )
 
-// add takes in what the kernel knows of a socket that had so many bytes acknowledged, and had sent so many
-// segments, at the last look.
-func (r *rttMean) add(info *unix.TCPInfo, acked uint64, segments uint32) {
-	n := float64(info.Bytes_acked - min(acked, info.Bytes_acked))
-	r.sum, r.bytes = r.sum+n*float64(info.Rtt)*1e3, r.bytes+n
-	r.carried += n
-	r.full += float64(info.Data_segs_out-segments) * float64(info.Snd_mss)
+// add takes in what the kernel knows of a socket, of which p is what was known at the last look.
+func (r *rttMean) add(info *unix.TCPInfo, p *path) {
+	n := float64(info.Bytes_acked - min(p.acked, info.Bytes_acked))
+	p.carried = rttKeeps*p.carried + n
+	p.full = rttKeeps*p.full + float64(info.Data_segs_out-p.segments)*float64(info.Snd_mss)
+	if 3*p.carried >= p.full {
+		r.sum, r.bytes = r.sum+n*float64(info.Rtt)*1e3, r.bytes+n
+	}
 }
 
 // next returns the mean since the last one, ns, when there is news: 0 when too little was carried for rttFor,
 // so that what was told before is old.
 func (r *rttMean) next(now int64) (ns int64, news bool) {
-	alone := 2*r.carried < r.full
-	r.carried, r.full = rttKeeps*r.carried, rttKeeps*r.full
 	switch {
-	case r.bytes >= rttBytes && !alone:
+	case r.bytes >= rttBytes:
 		ns = int64(r.sum / r.bytes)
 	case now-r.since < rttFor:
 		return 0, false
 	}
-	r.sum, r.bytes, r.since = 0, 0, now
+	*r = rttMean{since: now}
 	return ns, true
 }
 

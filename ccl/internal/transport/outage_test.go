@@ -394,12 +394,12 @@ func TestRTTMean(t *testing.T) {
 	var r rttMean
 	now := int64(5e9)
 	r.next(now)
-	r.add(&unix.TCPInfo{Bytes_acked: 3 * rttBytes, Rtt: 100, Data_segs_out: 9, Snd_mss: 1448}, 0, 0)
-	r.add(&unix.TCPInfo{Bytes_acked: 9 * rttBytes, Rtt: 900, Data_segs_out: 27, Snd_mss: 1448}, 8*rttBytes, 24)
+	r.add(&unix.TCPInfo{Bytes_acked: 3 * rttBytes, Rtt: 100, Data_segs_out: 9, Snd_mss: 1448}, &path{})
+	r.add(&unix.TCPInfo{Bytes_acked: 9 * rttBytes, Rtt: 900, Data_segs_out: 27, Snd_mss: 1448}, &path{acked: 8 * rttBytes, segments: 24})
 	if ns, news := r.next(now + 1); !news || ns != 300e3 {
 		t.Errorf("%d ns, %v", ns, news)
 	}
-	r.add(&unix.TCPInfo{Bytes_acked: 9*rttBytes + 1, Rtt: 900}, 9*rttBytes, 0)
+	r.add(&unix.TCPInfo{Bytes_acked: 9*rttBytes + 1, Rtt: 900}, &path{acked: 9 * rttBytes})
 	if ns, news := r.next(now + rttFor/2); news {
 		t.Errorf("%d ns by a byte", ns)
 	}
@@ -408,11 +408,15 @@ func TestRTTMean(t *testing.T) {
 	}
 	// Messages of 8 KiB on loopback: each is a segment that comes alone, acknowledged late, some at the next look.
 	r = rttMean{}
+	var p path
 	for k := range uint64(50) {
 		now += 50e6
-		sent, acked := uint32(k+1), (k+1-k%2)*2*rttBytes
-		r.add(&unix.TCPInfo{Bytes_acked: acked, Rtt: 20_000, Data_segs_out: sent, Snd_mss: 65483}, (k-min(k, (k+1)%2))*2*rttBytes, sent-1)
-		if ns, _ := r.next(now); ns != 0 && k > 1 {
+		info := unix.TCPInfo{Bytes_acked: (k + 1 - k%2) * 2 * rttBytes, Rtt: 20_000, Data_segs_out: uint32(k + 1), Snd_mss: 65483}
+		r.add(&info, &p)
+		if p.acked, p.segments = info.Bytes_acked, info.Data_segs_out; k == 0 {
+			continue
+		}
+		if ns, _ := r.next(now); ns != 0 {
 			t.Fatalf("look %d: %d ns of segments that come alone", k, ns)
 		}
 	}
