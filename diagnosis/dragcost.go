@@ -94,7 +94,7 @@ func (d *drags) worst(r int32) (cost, over float64, fresh, node bool) {
 			continue // the job as a whole is not slower for it
 		}
 		is := told || x.isNew(d.windows, h, c, d.few)
-		if !is && !x.mostly(d.windows, n) {
+		if !is && !x.mostly(d.windows, n, 1) {
 			continue // it has always been away once in a while
 		}
 		if o := c / d.bar(r, h, d.alike(r, h)); o > over {
@@ -104,11 +104,12 @@ func (d *drags) worst(r int32) (cost, over float64, fresh, node bool) {
 	return cost, over, fresh, node
 }
 
-// mostOf is what a rank has cost in three quarters of the last n windows at least.
+// mostOf is what a rank has cost in three quarters of the last n windows, two in a row, at least: what comes in every
+// third of a few steps is in every second window.
 func (d *drags) mostOf(x *rankCost, n int32) float64 {
 	v := d.scratch[:0]
-	for k := range n {
-		v = append(v, x.mean(d.windows, k, 1))
+	for k := range n - 1 {
+		v = append(v, x.mean(d.windows, k, 2))
 	}
 	d.scratch = v
 	return quantile(v, 0.25)

@@ -57,8 +57,12 @@ func (x *rankCost) isNew(windows int32, h int, cost float64, few bool) bool {
 	if x.past.n == pastKnown {
 		return cost >= newCost*float64(x.past.old[h])
 	}
-	if !few {
-		return false
+	if !few { // the first windows of all tell, and most pairs of the last ones
+		before := x.past.old[h]
+		if x.past.n == 1 {
+			before = x.past.last[h]
+		}
+		return x.past.n > 0 && cost >= newCost*float64(before) && x.mostly(windows, horizons[h], 2)
 	}
 	gap, first := x.gap(windows, horizons[h], cost)
 	quiet := int32(0)
@@ -100,16 +104,16 @@ func (d *drags) isNew(rank int32) bool {
 	return slices.ContainsFunc(d.slow, func(s slowRank) bool { return s.rank == rank && s.fresh })
 }
 
-// mostly reports whether most of the last n windows show what their mean says: pauses are
+// mostly reports whether most stretches of so many of the last n windows show what their mean says: pauses are
 // in few.
-func (x *rankCost) mostly(windows, n int32) bool {
-	count, least := int32(0), x.mean(windows, 0, n)/2
-	for k := range n {
-		if x.mean(windows, k, 1) >= least {
+func (x *rankCost) mostly(windows, n, stretch int32) bool {
+	count, of, least := int32(0), n-stretch+1, x.mean(windows, 0, n)/2
+	for k := range of {
+		if x.mean(windows, k, stretch) >= least {
 			count++
 		}
 	}
-	return 5*count >= 3*n
+	return 5*count >= 3*of
 }
 
 // costBefore is what is known of what a rank cost before a moment.

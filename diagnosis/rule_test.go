@@ -168,6 +168,31 @@ func TestLateAsARule(t *testing.T) {
 	}
 }
 
+// TestPausesBegin has a rank pause in every third step of a job that marks none and takes two a window: it is
+// confirmed where it began to, and not where it has always done so.
+func TestPausesBegin(t *testing.T) {
+	five := make([]collective, 5)
+	for i := range five {
+		five[i] = collective{0, 22 * time.Millisecond}
+	}
+	const begin, pause = 9 * time.Second, 165 * time.Millisecond
+	for _, from := range []time.Duration{begin, 0} {
+		job := stepped{five, func(step int, at time.Duration) time.Duration {
+			if at >= from && step%3 == 2 {
+				return pause
+			}
+			return 0
+		}, 0}
+		confirmed, others := job.play(25 * time.Second)
+		if others != "" || (len(confirmed) > 0) != (from > 0) {
+			t.Errorf("since %v: confirmed at %v; others: %s", from, confirmed, others)
+		}
+		if len(confirmed) > 0 && confirmed[0] < begin {
+			t.Errorf("confirmed at %v, before it was slow", confirmed[0])
+		}
+	}
+}
+
 // TestFaultIsNoHabit has a rank that becomes slow, recovers and becomes slow again in a job of which no collective
 // is sampled: what the first fault cost does not excuse the second one.
 func TestFaultIsNoHabit(t *testing.T) {
