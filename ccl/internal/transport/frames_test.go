@@ -155,7 +155,7 @@ func TestGarbageEndsTheConnection(t *testing.T) {
 		"line credit":    frame(func(h []byte) { le.PutUint32(h[24:], 1) }),
 		"long line":      frame(func(h []byte) { h[0] = frameLine }),
 		"line order":     frame(func(h []byte) { h[0] = frameLine; le.PutUint32(h[4:], 8); le.PutUint64(h[8:], 5) }),
-		"twice":          append(frame(func(h []byte) { le.PutUint32(h[4:], 200) }), frame(func(h []byte) {})...),
+		"no kind":        append(frame(func(h []byte) { le.PutUint32(h[4:], 200) }), frame(func(h []byte) {})...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, fd := bareLink(t)

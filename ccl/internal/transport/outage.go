@@ -46,7 +46,7 @@ type path struct {
 	segments      uint32 // that it has sent
 	lost          uint32 // of them, as far as it knows
 	again         bool   // the kernel is retransmitting
-	// What was acknowledged, and what full segments would have carried, bytes; fading.
+	// What was acknowledged between the last two looks, and what full segments would have carried, bytes.
 	carried, full float64
 }
 
@@ -87,7 +87,7 @@ func (l *tcpLink) watch(now int64) {
 		}
 		s.stalls(info, now)
 		if s.lags(info, now); !s.late {
-			s.told = false
+			s.retold = false
 		}
 		s.pace.note(info, passed)
 		silent = silent || s.silent
@@ -118,22 +118,21 @@ type rttMean struct {
 }
 
 // The peer's kernel delays the acknowledgement of a segment that comes alone. So a link's round-trip time is
-// known only while it carries rttBytes within rttFor, ns, over sockets whose segments are a third full at least, as
-// a mean: on loopback, or over jumbo frames, a message may be less than one.
+// known only while it carries rttBytes within rttFor, ns, over sockets whose segments are a third full at least, as a
+// mean of two looks: on loopback, or over jumbo frames, a message may be less than one.
 const (
 	rttBytes = 4 << 10
 	rttFor   = 1e9
-	rttKeeps = 0.9 // of what was carried before a look
 )
 
 // add takes in what the kernel knows of a socket, of which p is what was known at the last look.
 func (r *rttMean) add(info *unix.TCPInfo, p *path) {
 	n := float64(info.Bytes_acked - min(p.acked, info.Bytes_acked))
-	p.carried = rttKeeps*p.carried + n
-	p.full = rttKeeps*p.full + float64(info.Data_segs_out-p.segments)*float64(info.Snd_mss)
-	if 3*p.carried >= p.full {
+	full := float64(info.Data_segs_out-p.segments) * float64(info.Snd_mss)
+	if 3*(p.carried+n) >= p.full+full { // what is acknowledged now may have been sent before the last look
 		r.sum, r.bytes = r.sum+n*float64(info.Rtt)*1e3, r.bytes+n
 	}
+	p.carried, p.full = n, full
 }
 
 // next returns the mean since the last one, ns, when there is news: 0 when too little was carried for rttFor,

@@ -220,7 +220,7 @@ func TestMoves(t *testing.T) {
 			l.mu.Lock()
 			moving := l.seeking
 			l.mu.Unlock()
-			if !through && !moving && !l.fresh.Load() && !l.awaits && !l.catching {
+			if !through && !moving && !l.fresh.Load() && !l.catching() {
 				through = true
 				done.Add(1)
 			}

@@ -43,8 +43,9 @@ func (l *tcpLink) track(s *socket, lo, hi uint64) {
 func (s *socket) lags(info *unix.TCPInfo, now int64) {
 	trips := max(time.Duration(info.Rtt+2*info.Rttvar)*time.Microsecond, lateLeast)
 	wait := max(time.Duration(info.Rto/2)*time.Microsecond, trips)
-	silent := time.Duration(info.Last_ack_recv) * time.Millisecond // to the millisecond; owed is from one look on
-	s.late = s.stalled || info.Unacked > 0 && s.owed > 0 && silent >= wait && now-s.owed >= int64(max(wait-lookLanes, trips))
+	// Silence is told to the millisecond, but what the peer sends ends it, too. Progress is known from one look on.
+	silent, owed := time.Duration(info.Last_ack_recv)*time.Millisecond, time.Duration(now-s.owed)
+	s.late = s.stalled || info.Unacked > 0 && s.owed > 0 && (owed >= wait || silent >= wait && owed >= max(wait-lookLanes, trips))
 }
 
 func (s *socket) works() bool { return !s.broken && !s.ended && !s.over }
@@ -57,22 +58,24 @@ func (l *tcpLink) passOver() {
 	socks := l.mine()
 	spare := slices.IndexFunc(socks, func(s *socket) bool { return s.works() && !s.late })
 	late := slices.ContainsFunc(l.socks, func(s *socket) bool { return s.late })
-	if l.passes = late && spare >= 0; !l.passes || l.awaits {
+	if l.passes = late && spare >= 0; !l.passes {
+		for _, s := range l.socks {
+			s.retold = false // credit goes over any of them, this one, too
+		}
 		return
 	}
-	if !l.catching {
-		l.resendLine = l.linesSent
+	if l.awaits {
+		return
 	}
 	for i, s := range l.socks {
 		if !s.late {
 			continue
 		}
-		if !s.told {
-			s.told, l.creditDue = true, true // it may have what was told last
+		if !s.retold {
+			s.retold, l.creditDue = true, true // it may have what was told last
 		}
 		if i == l.lineSocket {
 			l.lineSocket, l.resendLine = l.lo+spare, l.linesAcked
-			l.catching = l.catching || l.linesAcked < l.linesSent
 		}
 		if len(s.flights) == s.landed {
 			continue
@@ -85,12 +88,11 @@ func (l *tcpLink) passOver() {
 		for _, f := range s.flights[s.landed:] {
 			if f.end > has && f.hi > l.acked {
 				l.again = append(l.again, f.span)
-				l.catching = true
 			}
 		}
 		s.flights, s.landed = s.flights[:0], 0
 	}
-	if l.catching {
+	if l.catching() {
 		l.catchUp()
 	}
 }

@@ -18,7 +18,7 @@ import (
 //
 //	0 frameResume   8 stream position   16, 24 credit   28 lines that have come, modulo 2^32
 //
-// Until the peer's has come, nothing else is sent. So it does not matter which ends have
+// Until the peer's has come, nothing else is sent but credit. So it does not matter which ends have
 // taken over which sets: only both ends' last set carries anything.
 
 // retained is what was sent and is not yet acknowledged.
@@ -264,10 +264,11 @@ func (l *tcpLink) adopt() {
 		l.leave()
 	}
 	l.socks, l.gaps, l.number, l.half = nil, l.gaps[:0], number, 0
-	l.passes, l.again, l.lineSocket = false, nil, 0 // all that has not come is sent again
+	l.passes, l.again = false, nil // all that has not come is sent again
 	if l.lo, l.hi = lo, hi; hi == 0 {
 		l.hi = len(fds)
 	}
+	l.lineSocket = l.lo
 	var err error
 	for i, fd := range fds {
 		l.socks = append(l.socks, &socket{fd: fd, readable: true, writable: true, port: localPort(fd)})
@@ -284,7 +285,7 @@ func (l *tcpLink) adopt() {
 		return
 	}
 	l.resumes++
-	l.awaits, l.catching = true, true
+	l.awaits = true
 	h := l.header(frameResume, 0, l.front, uint32(l.linesIn))
 	h[1] = 0
 	if ok, err := l.write(l.socks[0], h, nil); err == nil && !ok {
@@ -322,6 +323,11 @@ func (l *tcpLink) resumed(s *socket, at uint64, lines uint32) error {
 	return nil
 }
 
+// catching reports whether the peer lacks something that was sent.
+func (l *tcpLink) catching() bool {
+	return l.awaits || len(l.again) > 0 || l.resendLine < l.linesSent
+}
+
 // catchUp sends again what the peer lacks; true when nothing is left of that.
 func (l *tcpLink) catchUp() bool {
 	if l.awaits || l.err != nil || len(l.socks) == 0 {
@@ -351,7 +357,6 @@ func (l *tcpLink) catchUp() bool {
 			l.resent += uint64(len(b))
 		}
 	}
-	l.catching = false
 	l.tellResent()
 	return true
 }

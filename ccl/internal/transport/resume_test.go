@@ -317,7 +317,7 @@ func TestCutsLoseNothing(t *testing.T) {
 				for i, s := range l.socks {
 					if dice.IntN(20) == 0 {
 						s.late = i == frozen || dice.IntN(4) == 0
-						s.told = s.told && s.late
+						s.retold = s.retold && s.late
 					}
 				}
 				l.passOver()
@@ -387,7 +387,7 @@ func FuzzResume(f *testing.F) {
 		if ok, err := l.TryWriteLine(sent[:9], 1); !ok || err != nil {
 			t.Fatal(err)
 		}
-		l.awaits, l.catching, l.lost = true, true, errSilent
+		l.awaits, l.lost = true, errSilent
 		if _, err := unix.Write(fd, in); err != nil {
 			return
 		}

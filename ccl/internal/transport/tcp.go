@@ -92,10 +92,9 @@ type tcpLink struct {
 	rtt        rttMean
 	half       int64  // since when a socket has ended, and others have not
 	awaits     bool   // for the peer to say where it goes on
-	catching   bool   // not all of that has been sent again
 	unsure     bool   // the set took the place of sound sockets, and the peer may not have it
 	again      []span // of the stream, to be sent again
-	resendLine uint64
+	resendLine uint64 // as are lines from this one on
 
 	// Of late lanes; see reinject.go.
 	passes     bool   // some are late, and others not
@@ -125,7 +124,7 @@ type socket struct {
 	broken             bool // nothing more can be written
 	ended              bool // closing: the end is on its way
 	stalled            bool
-	late, told         bool   // see reinject.go; and the peer was told again what had been consumed
+	late, retold       bool   // see reinject.go; and the peer was told again what had been consumed
 	port               uint16 // source port
 	path
 	pace
@@ -269,7 +268,7 @@ func (l *tcpLink) finish() bool {
 	if owing {
 		l.watch(record.Now())
 	}
-	if owing && (l.fresh.Load() || l.lost != nil || l.catching) {
+	if l.fresh.Load() || owing && (l.lost != nil || l.catching()) { // the peer waits for a word over a fresh set
 		l.refresh(record.Now())
 		return l.err != nil
 	}
@@ -279,6 +278,9 @@ func (l *tcpLink) finish() bool {
 	done, whole := true, true
 	for _, s := range l.socks {
 		left, err := l.end(s)
+		if !owing && l.passes && s.late {
+			left = 0 // other lanes have carried it, and it was consumed
+		}
 		if done = done && left == 0; err == nil {
 			continue
 		}

@@ -159,7 +159,7 @@ func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
 			l.n.poll(0)
 		}
 	}
-	if l.catching {
+	if l.catching() {
 		l.catchUp()
 	}
 	if l.creditDue {
@@ -198,7 +198,7 @@ func (l *tcpLink) step(s *socket, direct []byte) (n int, more bool, err error) {
 	case direct == nil:
 		to = l.place(s.pos)
 	case !straight:
-		return 0, false, nil // stays in the kernel until its turn
+		return 0, false, nil // stays in the kernel until its turn, or refresh's, if that is behind it
 	}
 	to = to[:min(len(to), left)]
 	var k int

@@ -38,7 +38,7 @@ func (l *tcpLink) post(b []byte, stay bool) (int, error) {
 	if ok, err := l.ready(); !ok {
 		return 0, err
 	}
-	if l.catching && !l.catchUp() {
+	if l.catching() && !l.catchUp() {
 		return 0, l.err
 	}
 	total := 0
@@ -49,7 +49,7 @@ func (l *tcpLink) post(b []byte, stay bool) (int, error) {
 			if _, err := l.receive(nil, 0); err != nil {
 				return total, err
 			}
-			if l.catching {
+			if l.catching() {
 				break
 			}
 			if room = l.credit(); n > room {
@@ -185,6 +185,9 @@ func (l *tcpLink) noCredit() {
 		return
 	}
 	for _, s := range l.socks {
+		if l.passes && s.late {
+			continue // others have carried it
+		}
 		if len(s.out) == 0 {
 			if left, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ); err == nil && left == 0 {
 				continue
@@ -223,7 +226,10 @@ func (l *tcpLink) pushLine(b []byte, tag uint32) (bool, error) {
 		return false, l.err
 	}
 	s := l.socks[l.lineSocket]
-	if l.catching && !l.catchUp() || !s.usable() {
+	if l.catching() {
+		l.catchUp()
+	}
+	if l.awaits || l.resendLine < l.linesSent || !s.usable() {
 		return false, l.err
 	}
 	pad := l.pad
@@ -235,6 +241,7 @@ func (l *tcpLink) pushLine(b []byte, tag uint32) (bool, error) {
 		ln := &l.kept.lines[l.linesSent%lineSlots]
 		ln.n, ln.tag = uint32(copy(ln.payload[:], b)), tag
 		l.linesSent++
+		l.resendLine = l.linesSent
 		l.meter.unblock()
 		l.m.progressed = true
 	}
