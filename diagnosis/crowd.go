@@ -6,6 +6,7 @@ package diagnosis
 type crowds struct {
 	windows int32
 	ranks   []float32 // by world rank: share of time
+	held    []float32 // by world rank: the part of it in which its cgroup's quota is used up
 	nodes   []float32 // by node
 	// stops are the ranks that have been found stopped, and go on again: something stops them, and
 	// what they take is late whatever the network does.
@@ -71,7 +72,7 @@ func (r *Rank) hunger() float32 { return max(r.Starved, r.Throttled) }
 // learn takes in a window's end.
 func (c *crowds) learn(ev *Evidence) {
 	if len(c.ranks) != len(ev.Ranks) || len(c.nodes) != len(ev.Nodes) {
-		*c = crowds{ranks: zeroed(c.ranks, len(ev.Ranks)), nodes: zeroed(c.nodes, len(ev.Nodes)), stops: c.stops}
+		*c = crowds{ranks: zeroed(c.ranks, len(ev.Ranks)), held: zeroed(c.held, len(ev.Ranks)), nodes: zeroed(c.nodes, len(ev.Nodes)), stops: c.stops}
 	}
 	c.windows++
 	learn := func(usual *float32, now float32) {
@@ -86,6 +87,7 @@ func (c *crowds) learn(ev *Evidence) {
 	}
 	for r := range ev.Ranks {
 		learn(&c.ranks[r], ev.Ranks[r].hunger())
+		learn(&c.held[r], ev.Ranks[r].Throttled)
 	}
 	for n := range ev.Nodes {
 		learn(&c.nodes[n], ev.Nodes[n].CPUPressure)
@@ -104,6 +106,15 @@ func (c *crowds) usually(rank, node int32) (hunger, pressure float32) {
 		pressure = c.nodes[node]
 	}
 	return hunger, pressure
+}
+
+// usuallyHeld is for how much of its time a rank's quota holds it back as a rule, 0 while that is not known: what
+// it usually shares with others is something else.
+func (c *crowds) usuallyHeld(rank int32) float32 {
+	if c.windows < crowdFirst || int(rank) >= len(c.held) {
+		return 0
+	}
+	return c.held[rank]
 }
 
 // crowded reports whether a rank waits for a CPU more than it usually does, by its own word or,

@@ -67,8 +67,7 @@ func (d *drags) hungry(r int32) float64 {
 // it is late inside of collectives as well, which is nobody's own time.
 func (d *drags) heldBack(r int32) float32 {
 	const slack = 0.05
-	usual, _ := d.crowds.usually(r, -1)
-	return max(0, d.ev.Ranks[r].Throttled-usual-slack)
+	return max(0, d.ev.Ranks[r].Throttled-d.crowds.usuallyHeld(r)-slack)
 }
 
 // worst is the horizon at which a rank exceeds its bar by most: its cost there, by how much,

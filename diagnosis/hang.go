@@ -195,12 +195,7 @@ func (d *hangs) causeAt(n int32) (cause, bool) {
 			suspect: int64(cfg.SuspectAfter), confirm: int64(cfg.ConfirmAfter),
 		}
 	case inside:
-		c.class, c.kind = CommunicationHang, causeSilent
-		usual := d.stalledAfter(&d.comms[c.comm])
-		c.excuse = excuse{reason: reasonStalled, firm: 1, since: max(d.lastTransfer(n, c.comm), d.entered(n, c.comm)), suspect: usual, confirm: max(int64(cfg.ConfirmAfter), usual*3/2)}
-		if d.young(c.comm) { // nothing tells yet how long it takes to send: of thousands of ranks that start, some are late
-			c.confirm = max(c.confirm, int64(cfg.StartupPatience)/3)
-		}
+		d.silentAt(&c, n)
 	default:
 		c.class = NoncommunicationHang
 		c.excuse = d.excuseOf(n, c.comm)
@@ -448,7 +443,7 @@ func (d *hangs) blameSilent(f *finding, c *cause) {
 // waitedFor returns the operation that a cause is best seen at.
 func (d *hangs) waitedFor(c *cause) (uint64, record.CollKind) {
 	n := c.nodes[0].node
-	if c.edge >= 0 {
+	if c.edge >= 0 && d.graph.edges[c.edge].comm == c.comm {
 		n = d.graph.edges[c.edge].from
 	}
 	if int(n) >= len(d.state) {

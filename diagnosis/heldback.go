@@ -76,15 +76,15 @@ func (d *heldBack) find(found []finding) []finding {
 		c := &d.ev.Comms[h.comm]
 		f.setComm(c)
 		f.lastOf(c)
-		usual, _ := d.crowds.usually(r, -1)
 		if x := &d.ev.Ranks[r]; d.crowds.stopped(r) > 0 {
 			f.why("rank %d is stopped (state T) in %.0f %% of the looks, and goes on again: something stops it, a debugger, a signal or a freezer", r, 100*d.crowds.stopped(r))
 		} else if x.Throttled >= heldShare {
-			f.why("rank %d is held back by its cgroup's quota for %.0f %% of the time, usually for %.0f %%", r, 100*x.Throttled, 100*usual)
+			f.why("rank %d is held back by its cgroup's quota for %.0f %% of the time, usually for %.0f %%", r, 100*x.Throttled, 100*d.crowds.usuallyHeld(r))
 		} else {
+			usual, _ := d.crowds.usually(r, -1)
 			f.why("rank %d wants to run and finds no core for %.0f %% of the time, usually for %.0f %%", r, 100*x.Starved, 100*usual)
 		}
-		f.why("others wait for it in %s in %.0f %% of the looks", c.Name, 100*h.late/h.passes)
+		f.why("others wait for it in %s, or the job takes longer, in %.0f %% of the looks", c.Name, 100*h.late/h.passes)
 		f.why("so since %s", clock(h.since))
 		found = append(found, f)
 	}
@@ -127,11 +127,11 @@ func (d *heldBack) heldNow(r int32) bool {
 	if d.crowds.stopped(r) > 0 {
 		return true
 	}
-	if x.hunger() < heldShare {
-		return false
+	held := d.crowds.usuallyHeld(r) + heldShare
+	if d.ranks[r] != nil { // what holds it back comes and goes within seconds
+		held -= heldShare / 2
 	}
-	usual, _ := d.crowds.usually(r, -1)
-	if x.Throttled >= usual+heldShare {
+	if x.Throttled >= held {
 		return true
 	}
 	// A master that is started in the middle takes for usual what it finds; the other ranks tell.
@@ -141,8 +141,9 @@ func (d *heldBack) heldNow(r int32) bool {
 	if d.crowds.windows < crowdFirst {
 		return false // what is usual is not known: programs that start find their cores taken by each other
 	}
+	usual, _ := d.crowds.usually(r, -1)
 	share, slower := float32(heldStarved), heldShare
-	if d.ranks[r] != nil { // what holds it back comes and goes within seconds
+	if d.ranks[r] != nil {
 		share, slower = share/2, slower/2
 	}
 	return x.Starved >= usual+share && d.drags.slower(1) >= slower &&
@@ -173,8 +174,8 @@ func (h *heldRank) watch(d *heldBack, r int32) {
 		if n, ci := d.waitFor(h, inside); n > 0 {
 			h.late++
 			h.comm, h.victims = ci, n
-		} else if d.crowds.stopped(r) > 0 && d.onlyP2P(h) && d.drags.slower(horizons[0]) >= 2*leastCost {
-			h.late++ // nobody knows who waits for whom, but the job takes longer
+		} else if (d.crowds.stopped(r) > 0 && d.onlyP2P(h) || len(h.at) > 0 && d.throttledAlone(r)) && d.drags.slower(horizons[0]) >= 2*leastCost {
+			h.late++ // it is not seen who waits for it, or seldom, but the job takes longer
 			h.comm, h.victims = h.at[0].comm, len(d.ev.Comms[h.at[0].comm].Members)-1
 		}
 	}
@@ -196,6 +197,21 @@ func (h *heldRank) watch(d *heldBack, r int32) {
 	if lasted >= confirm && d.lastFinish > h.since {
 		h.level = Confirmed
 	}
+}
+
+// throttledAlone reports whether a rank's quota holds it back more than usual, and at least twice as long as any
+// other rank's does.
+func (d *heldBack) throttledAlone(r int32) bool {
+	held := d.ev.Ranks[r].Throttled
+	if held < d.crowds.usuallyHeld(r)+heldShare/2 {
+		return false
+	}
+	for i := range d.ev.Ranks {
+		if int32(i) != r && d.ev.Ranks[i].Throttled > held/2 {
+			return false
+		}
+	}
+	return true
 }
 
 // onlyP2P reports whether all that a rank does are sends and receives.

@@ -26,15 +26,37 @@ func (d *hangs) lastEntered(ci int32, seq uint64, coll record.CollKind) int64 {
 	return last
 }
 
-// entered is lastEntered of the operation that a rank is in.
-func (d *hangs) entered(rank, ci int32) int64 {
-	members := d.ev.Comms[ci].Members
-	for i := range members {
-		if m := &members[i]; m.World == rank {
-			return d.lastEntered(ci, m.Finished+1, m.Coll)
+// cameIn takes down for the members of an operation that all have entered when that was so: until
+// then they waited for the last of them, and so did who waits for them elsewhere.
+func (d *hangs) cameIn(ci int32, open []int32, seq uint64) {
+	s, members := &d.hang, d.ev.Comms[ci].Members
+	last := d.lastEntered(ci, seq, members[open[0]].Coll)
+	for _, i := range open {
+		last = max(last, members[i].StartedAt)
+	}
+	for _, i := range open {
+		if w := members[i].World; s.full[w] == 0 || last > s.fullAt[w] {
+			s.full[w], s.fullAt[w] = ci+1, last
 		}
 	}
-	return 0
+}
+
+// silentAt makes a cause of a rank that is inside an operation that all have entered and waits for
+// nobody. Others may wait for it in another communicator: what it is in holds them up all the same.
+func (d *hangs) silentAt(c *cause, n int32) {
+	cfg := &d.cfg
+	if full := d.hang.full[n]; full > 0 && !d.graph.edges[c.edge].conn {
+		c.comm = full - 1
+	}
+	usual := d.stalledAfter(&d.comms[c.comm])
+	c.class, c.kind = CommunicationHang, causeSilent
+	c.excuse = excuse{
+		reason: reasonStalled, firm: 1, since: max(d.lastTransfer(n, c.comm), d.hang.fullAt[n]),
+		suspect: usual, confirm: max(int64(cfg.ConfirmAfter), usual*3/2),
+	}
+	if d.young(c.comm) { // nothing tells yet how long it takes to send: of thousands of ranks that start, some are late
+		c.confirm = max(c.confirm, int64(cfg.StartupPatience)/3)
+	}
 }
 
 // lastTransfer is when a rank inside an operation last moved a byte.
@@ -83,10 +105,14 @@ func (d *hangs) stuckConn(k int32) int32 {
 	if *node == 0 {
 		members := d.ev.Comms[c.Comm].Members
 		src, m := &members[c.Src], &members[c.Dst]
+		// The receiver may have waited for the sender to come first.
+		since := max(c.RxWaitingSince, c.LastCompletion, src.StartedAt, m.StartedAt)
+		if dst := d.end(c, c.Dst); dst >= 0 && c.LastPost > d.heard(dst) {
+			since = max(since, c.LastPost) // of these bytes the receiver has not told yet: they may have come
+		}
 		*node = 1 + d.addNode(waitNode{
 			kind: waitConn, comm: c.Comm, conn: k, src: d.end(c, c.Src), dst: d.end(c, c.Dst), seq: m.Finished + 1, coll: m.Coll,
-			// The receiver may have waited for the sender to come first.
-			since: max(c.RxWaitingSince, c.LastCompletion, src.StartedAt, m.StartedAt),
+			since: since,
 		})
 	}
 	return *node - 1

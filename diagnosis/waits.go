@@ -17,6 +17,8 @@ type hangScratch struct {
 	left    []int64    // by rank: when it left its last operation, or, before the first one, when its communicator was seen first
 	entered []int64    // by rank: when it entered the first of those that it is in, 0 when it is in none
 	away    int64      // the longest that any rank was outside before what it is in now, ns
+	full    []int32    // by rank: 1 + the communicator of the operation it is in that all have entered, the one last entered; 0: none
+	fullAt  []int64    // by rank: when the last came into that
 	failed  []int32    // ranks whose GPUs keep them in an operation
 	starts  []int32
 	open    []int32 // members of one communicator
@@ -62,6 +64,7 @@ func (d *hangs) buildGraph() {
 	s.active, s.inside = zeroed(s.active, n), zeroed(s.inside, n)
 	s.member, s.heldFor = zeroed(s.member, n), zeroed(s.heldFor, n)
 	s.left, s.entered, s.away = zeroed(s.left, n), zeroed(s.entered, n), 0
+	s.full, s.fullAt = zeroed(s.full, n), zeroed(s.fullAt, n)
 	s.joined, s.outside, s.unknown = 0, 0, -1
 	s.connNode = zeroed(s.connNode, len(d.ev.Conns))
 	clear(s.pairNode)
@@ -339,6 +342,7 @@ func (d *hangs) waitsInside(ci int32, open []int32, seq uint64) {
 			return
 		}
 	}
+	d.cameIn(ci, open, seq)
 	told, posted := false, false
 	for _, k := range d.connsOf(ci) {
 		conn := &d.ev.Conns[k]
