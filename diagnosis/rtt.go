@@ -45,6 +45,8 @@ const (
 	rttsInPost = 8
 	// leastRTT is its excess, ns.
 	leastRTT = 200e3
+	// delayedRTT has more than one delayed acknowledgement in ten, of 40 ms, in it, ns.
+	delayedRTT = 4e6
 	// rttsKept is for how many windows after that no other connection is slow.
 	rttsKept = 4
 )
@@ -217,13 +219,13 @@ func (d *slowLinks) notByRTT(conn int32) bool {
 
 // sameRTT reports whether it is known that a connection's RTT has hardly grown, and by much less than its
 // delay, and that hardly anything was lost: then the ends may be late, until looks see bytes on their way.
-// (A sender's own queue is in no RTT.)
+// (A sender's own queue is in no RTT.) An RTT of acknowledgements that are delayed tells nothing of that.
 func (d *slowLinks) sameRTT(conn int32) bool {
 	if !d.knowsRTT(conn) {
 		return false
 	}
 	x, h := &d.rtts.conns[conn], &d.conns[conn]
-	return x.over < (rttRatio-1)*x.usual.mean && rttsInPost*x.over < h.delay-h.base.mean && h.again < h.usualAgain+moreAgain/2
+	return x.usual.mean < delayedRTT && x.over < (rttRatio-1)*x.usual.mean && rttsInPost*x.over < h.delay-h.base.mean && h.again < h.usualAgain+moreAgain/2
 }
 
 // learnRTTs lets the connections of communicators that feel nothing teach what is normal.

@@ -46,8 +46,6 @@ type path struct {
 	segments      uint32 // that it has sent
 	lost          uint32 // of them, as far as it knows
 	again         bool   // the kernel is retransmitting
-	// What was acknowledged between the last two looks, and what full segments would have carried, bytes.
-	carried, full float64
 }
 
 // watch finds out, now and then, whether the peer's host is there. It is for a rank that
@@ -79,7 +77,7 @@ func (l *tcpLink) watch(now int64) {
 			over = true
 			continue
 		}
-		l.rtt.add(info, &s.path)
+		l.rtt.add(info, s.path.acked)
 		if l.judge(s, info, now, late) {
 			heard = true
 		} else if i == 0 && !s.silent && info.Unacked == 0 && s.usable() {
@@ -117,22 +115,17 @@ type rttMean struct {
 	since      int64
 }
 
-// The peer's kernel delays the acknowledgement of a segment that comes alone. So a link's round-trip time is
-// known only while it carries rttBytes within rttFor, ns, over sockets whose segments are a third full at least, as a
-// mean of two looks: on loopback, or over jumbo frames, a message may be less than one.
+// rttBytes is how much a link has to carry within rttFor, ns, for its round-trip time to be known: the
+// peer's kernel delays the acknowledgement of a segment that comes alone.
 const (
 	rttBytes = 4 << 10
 	rttFor   = 1e9
 )
 
-// add takes in what the kernel knows of a socket, of which p is what was known at the last look.
-func (r *rttMean) add(info *unix.TCPInfo, p *path) {
-	n := float64(info.Bytes_acked - min(p.acked, info.Bytes_acked))
-	full := float64(info.Data_segs_out-p.segments) * float64(info.Snd_mss)
-	if 3*(p.carried+n) >= p.full+full { // what is acknowledged now may have been sent before the last look
-		r.sum, r.bytes = r.sum+n*float64(info.Rtt)*1e3, r.bytes+n
-	}
-	p.carried, p.full = n, full
+// add takes in what the kernel knows of a socket that had so many bytes acknowledged at the last look.
+func (r *rttMean) add(info *unix.TCPInfo, acked uint64) {
+	n := float64(info.Bytes_acked - min(acked, info.Bytes_acked))
+	r.sum, r.bytes = r.sum+n*float64(info.Rtt)*1e3, r.bytes+n
 }
 
 // next returns the mean since the last one, ns, when there is news: 0 when too little was carried for rttFor,

@@ -76,7 +76,7 @@ func TestRTT(t *testing.T) {
 					if rank == 1 {
 						time.Sleep(late) // rank 0 waits, and looks
 					}
-					if err := exchange(m, rank, size, uint64(i), 20, 1<<20); err != nil {
+					if err := exchange(m, rank, size, uint64(i), 20, 16<<10); err != nil {
 						return err
 					}
 					if rank == 0 {
