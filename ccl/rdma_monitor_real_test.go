@@ -1,6 +1,7 @@
 package ccl_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -29,6 +30,7 @@ const (
 // railFlow is rank 0's traffic over one rail: bursts, each of which is answered.
 type railFlow struct {
 	rail        int
+	bytes, each int // of a message, messages of a burst; 0: 8 KiB, 8
 	stop, pause atomic.Bool
 	done        atomic.Int64
 	read        *record.Reader
@@ -221,7 +223,7 @@ func intrude(t *testing.T, from, to string) (end func(), onset int64) {
 
 func (f *railFlow) run(ctx context.Context, c *ccl.Comm) error {
 	s := c.NewStream()
-	b, answer := make([]byte, 8<<10), make([]byte, 1)
+	b, answer := make([]byte, cmp.Or(f.bytes, 8<<10)), make([]byte, 1)
 	for b[0] == 0 {
 		var err error
 		peer := 1 - c.Rank()
@@ -242,7 +244,7 @@ func (f *railFlow) run(ctx context.Context, c *ccl.Comm) error {
 				func() error { return c.Send(s, ccl.Of(answer), peer) },
 			}
 		}
-		for range 8 {
+		for range cmp.Or(f.each, 8) {
 			if err == nil {
 				err = exchange[0]()
 			}

@@ -17,9 +17,12 @@ type slide struct {
 
 	event  Window
 	events uint64
+	told   int64   // when the request was posted that the last event is of, where that had not completed
+	lost   float64 // service time of slow requests in it
 }
 
 const (
+	worse = 2 // times what was lost by when the estimate turned bad
 	panes = 4 // between the youngest mark and the oldest in use
 	ring  = 8 // marks: more than panes, a power of two
 )
@@ -42,7 +45,7 @@ func (m *Monitor) slid(now int64) {
 	oldest, youngest := &s.marks[(s.at-panes)%ring], &s.marks[s.at%ring]
 	if s.bad || s.closed.slow+m.verdict.work.slow > oldest.slow {
 		x := m.sums(now)
-		m.estimate(&x, oldest)
+		m.estimate(&x, oldest, false)
 	}
 	if s.closed.wrs+uint64(m.win.WRs)-youngest.wrs >= s.paneWRs && now-youngest.at >= s.paneNs {
 		s.at++
@@ -53,10 +56,12 @@ func (m *Monitor) slid(now int64) {
 // Overdue tells that somebody has looked just now, and that what is outstanding has not
 // completed. When the request that is next has taken so long that the last ones, it among them,
 // have lost most of their time, the estimate turns bad before it completes: so a network is seen
-// to be slow after some of its normal times, however slow it has become. Progress must be called as well.
+// to be slow after some of its normal times, however slow it has become. An estimate that is bad already, as
+// where requests are late now and then, is an event again when this one alone has lost a multiple of what made it so.
+// Progress must be called as well.
 func (m *Monitor) Overdue(now int64) {
 	s := &m.slide
-	if s.bad || m.out == 0 || m.blocked || now-m.at > m.cfg.gap {
+	if m.out == 0 || m.blocked || now-m.at > m.cfg.gap {
 		return
 	}
 	now = max(now, m.at)
@@ -65,12 +70,18 @@ func (m *Monitor) Overdue(now int64) {
 	if 2*latency < now-e.at || !m.verdict.late(m.queue.oldestSize(), float64(service), float64(latency)) {
 		return
 	}
+	if s.bad && (e.at == s.told || float64(service) < worse*s.lost) {
+		return
+	}
 	from, x := &s.marks[(s.at-panes)%ring], m.sums(now)
 	x.wrs += uint64(e.count) // as if it completed now, but for its bytes
 	x.latency += (now - e.at) * int64(e.count)
 	x.slow += float64(service)
 	x.total += float64(service)
-	m.estimate(&x, from)
+	events := s.events
+	if m.estimate(&x, from, true); s.events != events {
+		s.told = e.at
+	}
 }
 
 // sums are the monitor's now.
@@ -80,16 +91,17 @@ func (m *Monitor) sums(now int64) mark {
 }
 
 // estimate finds out whether the last requests spent most of their time in slow ones, and
-// keeps the window in which that turned true.
-func (m *Monitor) estimate(x, from *mark) {
+// keeps the window in which that turned true, or, where again is set, is still true.
+func (m *Monitor) estimate(x, from *mark, again bool) {
 	s, slow, wrs := &m.slide, x.slow-from.slow, x.wrs-from.wrs
 	bad := 2*slow > x.total-from.total && wrs >= s.minWRs
-	if bad && !s.bad {
+	if bad && (!s.bad || again) {
 		s.event = Window{
 			First: from.at, Last: x.at, Bytes: x.bytes - from.bytes, WRs: uint32(wrs), Backlog: m.win.Backlog,
 			Latency: (x.latency - from.latency) / int64(wrs), Network: x.at - from.at, Cause: Network,
 		}
 		s.events++
+		s.told, s.lost = 0, slow
 	}
 	s.bad = bad
 }

@@ -92,6 +92,34 @@ func TestOverdue(t *testing.T) {
 	}
 }
 
+// A network whose requests are late now and then, so that the estimate is bad already when it becomes much slower.
+func TestOverdueAgain(t *testing.T) {
+	const usual = 50_000 // ns
+	s := newSim(windowmon.Config{})
+	s.latency, s.poll = usual, 10_000
+	s.send(2000, 4<<10, 1)
+	s.latency = 12 * usual
+	s.send(1, 4<<10, 1)
+	if n := s.m.Events(); n != 1 {
+		t.Fatalf("%d events of one late request", n)
+	}
+	onset := s.now
+	s.latency = 40e6
+	s.post(4 << 10)
+	for s.m.Events() == 1 && s.now < onset+s.latency/2 {
+		s.advance(s.now + s.poll)
+	}
+	if e := s.m.Event(); s.m.Events() != 2 || e.Last > onset+40*usual {
+		t.Fatalf("%d events, %d ns after the onset: %+v", s.m.Events(), e.Last-onset, e)
+	}
+	s.drain()
+	s.latency = usual
+	s.send(500, 4<<10, 1)
+	if n := s.m.Events(); n != 2 {
+		t.Errorf("%d events after it has completed", n)
+	}
+}
+
 // What waits for the receiver, or for a progress thread that was away, is not overdue.
 func TestNotOverdue(t *testing.T) {
 	s := newSim(windowmon.Config{})

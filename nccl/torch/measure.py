@@ -14,6 +14,7 @@ It exits with 1 when a collective is neither recorded nor counted.
 import argparse
 import glob
 import json
+import math
 import os
 import signal
 import statistics
@@ -168,7 +169,8 @@ def selfsend(o):
             print(f"{size_name(r['part']):>8} {size_name(r['size']):>8} {r['open']:5} {r['missing']} have no stamps")
         else:
             print(f"{size_name(r['part']):>8} {size_name(r['size']):>8} {r['open']:5} {r['ours_us']:10.2f} {r['events_us']:10.2f} {r['err_least_us']:22.2f} {r['err_median_us']:10.2f} {r['err_p99_us']:10.2f}")
-    return any(abs(r.get("err_p99_us", 0)) > 500 or r["open"] for r in got["result"])
+    # A kernel's stamps lie within the events around its call; what makes an event late, such as a busy host, is a few of a hundred.
+    return any(r["open"] or not -5 < r.get("err_least_us", 0) <= r.get("err_median_us", 0) < 100 for r in got["result"])
 
 
 def sockets(o):
@@ -187,8 +189,8 @@ def sockets(o):
     return not got["conns"]
 
 
-# What is timed: kind, bytes, calls a round, rounds.
-# A turn is some 100 ms: Lockstep times the first 256 calls after a rest, whatever comes then.
+# What is timed: kind, bytes, calls a round, rounds. Before each round the same calls are made for --warm seconds: Lockstep
+# times the first 256 calls after a rest, and learns in a second which share of those that follow it can afford.
 SWEEP = [("raw", s, n, k) for s, n, k in [(8, 16000, 12), (1 << 10, 16000, 8), (4 << 10, 16000, 8), (16 << 10, 16000, 8), (64 << 10, 16000, 8), (128 << 10, 12000, 12),
                                           (256 << 10, 12000, 12), (512 << 10, 10000, 12), (1 << 20, 8000, 12), (2 << 20, 4000, 12), (4 << 20, 4000, 12), (16 << 20, 1000, 8),
                                           (64 << 20, 200, 8), (256 << 20, 50, 6), (1 << 30, 20, 6)]] + \
@@ -219,13 +221,16 @@ def speed_with(o, empty):
         for what, size, n, rounds in SWEEP:
             if o.sizes and line(what, size) not in o.sizes:
                 continue
-            got = [[] for _ in jobs]
+            got, each = [[] for _ in jobs], None
             for k in range(-1, max(1, round(rounds * o.rounds))):
                 for i in range(len(jobs)):
                     i = (i + k) % len(jobs)
+                    if k >= 0:
+                        jobs[i][1].ask(what, size, math.ceil(o.warm * 1e6 / each))
                     a = jobs[i][1].ask(what, size, n)
                     if k >= 0:
                         got[i].append(a)
+                    each = a["us"]
 
             def of(m, key):
                 """The medians of the mode's jobs."""
@@ -353,6 +358,7 @@ def main():
     a.add_argument("--steps", type=int, default=2000, help="of training whose collectives are counted")
     a.add_argument("--events", nargs="+", default=["default", "all"])
     a.add_argument("--rounds", type=float, default=1, help="more or fewer rounds of off, on, all in turn: a factor")
+    a.add_argument("--warm", type=float, default=1.5, help="seconds of the same calls before each round of those whose speed is compared: what a long run has; 0: what a burst has after a rest")
     a.add_argument("--copies", type=int, default=3, help="jobs each, of those whose speed is compared most closely")
     a.add_argument("--sizes", nargs="*", default=[], help="rows of the table of speed, such as 'raw 8' or steps; all without")
     a.add_argument("--port", type=int, default=29700)
