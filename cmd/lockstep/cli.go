@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 
 	"github.com/alecthomas/kong"
@@ -67,6 +68,49 @@ func exit(code int) {
 		code = 2
 	}
 	os.Exit(code)
+}
+
+// parse reads the command line, or ends the process. A variable that a site has set wrongly must not stop
+// the jobs that run under attach: it is told, and passed over.
+func parse(c *cli, args []string) *kong.Context {
+	p := kong.Must(c, options()...)
+	k, err := p.Parse(args)
+	if err != nil && args[0] == "attach" {
+		*c = cli{}
+		lenient := kong.Must(c, options()...)
+		var names []string
+		_ = kong.Visit(lenient.Model, func(n kong.Visitable, next kong.Next) error {
+			if f, ok := n.(*kong.Flag); ok {
+				names = append(names, f.Envs...)
+			}
+			return next(nil)
+		})
+		restore := unset(names)
+		again, e := lenient.Parse(args)
+		restore() // the command has its environment as it was
+		if e == nil {
+			fmt.Fprintf(os.Stderr, "lockstep attach: %v: the variables of lockstep's own flags are passed over, the command runs all the same\n", err)
+			return again
+		}
+	}
+	p.FatalIfErrorf(err)
+	return k
+}
+
+// unset takes variables out of the environment until restore is called.
+func unset(names []string) (restore func()) {
+	was := make(map[string]string)
+	for _, name := range names {
+		if v, ok := os.LookupEnv(name); ok {
+			was[name] = v
+			_ = os.Unsetenv(name)
+		}
+	}
+	return func() {
+		for name, v := range was {
+			_ = os.Setenv(name, v)
+		}
+	}
 }
 
 // options are how the command line is read.

@@ -11,8 +11,6 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/alecthomas/kong"
-
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
 )
 
@@ -21,10 +19,12 @@ func main() {
 		os.Args = append(os.Args, "--help")
 	}
 	var c cli
-	k := kong.Parse(&c, options()...)
-	stopping := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // by nohup
-		stopping = append(stopping, syscall.SIGHUP)
+	k := parse(&c, os.Args[1:])
+	stopping := []os.Signal{syscall.SIGTERM}
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
+		if !signal.Ignored(s) { // by nohup, or by a shell for what runs in the background: what attach runs has them as attach has
+			stopping = append(stopping, s)
+		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), stopping...)
 	context.AfterFunc(ctx, stop) // a second ^C does not wait

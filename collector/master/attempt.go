@@ -35,8 +35,8 @@ type claim struct {
 }
 
 // possible reports whether a rank's entry can be true at all.
-func possible(w *wire.Rank, now int64) bool {
-	return w != nil && w.WorldRank >= 0 && w.WorldRank < w.WorldSize && w.CreatedUnixNs > 0 && w.CreatedUnixNs <= now+skew && w.Attempt <= maxAttempt
+func (s *state) possible(w *wire.Rank, now int64) bool {
+	return w != nil && w.WorldRank >= 0 && w.WorldRank < w.WorldSize && w.CreatedUnixNs > 0 && w.CreatedUnixNs <= now+s.ahead+skew && w.Attempt <= maxAttempt
 }
 
 // hear takes in what a report says of the job's epoch, before any of its entries is merged, and
@@ -45,7 +45,7 @@ func (s *state) hear(n int32, ranks []*wire.Rank, now int64) {
 	nd := &s.nodes[n]
 	var alive, over claim
 	for _, w := range ranks {
-		if !possible(w, now) || int(w.WorldSize) > s.limits.Ranks {
+		if !s.possible(w, now) || int(w.WorldSize) > s.limits.Ranks {
 			continue
 		}
 		c := claim{epoch{w.Attempt, w.WorldSize}, w.CreatedUnixNs}
@@ -73,7 +73,8 @@ func (s *state) hear(n int32, ranks []*wire.Rank, now int64) {
 		if alive.created >= nd.claim.created {
 			s.setClaim(n, claim{})
 		}
-	case alive.created > max(nd.youngest, nd.claim.created), alive.created == max(nd.youngest, nd.claim.created) && alive.attempt > s.attempt:
+	case alive.created > max(nd.youngest, nd.claim.created), alive.created == max(nd.youngest, nd.claim.created) && alive.attempt > s.attempt,
+		nd.owned > 0 && alive.attempt > max(s.attempt, nd.claim.attempt): // its clock was set back; the agent has compared the processes
 		s.setClaim(n, alive)
 	case over.created >= max(s.began, 1) && over.attempt > s.attempt && over.attempt-s.attempt <= maxLeap && s.speakers() == 0:
 		s.begin(over)

@@ -401,7 +401,7 @@ func (m *Master) hold(now int64) bool {
 func (m *Master) publish(now int64) {
 	ev := &m.state.ev
 	s := &collector.MasterSnapshot{
-		Job: m.o.Job, At: time.Unix(0, now), Attempt: m.state.attempt, Settling: m.state.epochs == 0 || m.settling(now), WorldSize: len(ev.Ranks),
+		Job: m.o.Job, At: m.started.Add(time.Duration(now - m.started.UnixNano())) /* with its monotonic part: ages are by that */, Attempt: m.state.attempt, Settling: m.state.epochs == 0 || m.settling(now), WorldSize: len(ev.Ranks),
 		Ranks:     make(map[diagnosis.ProcState]int),
 		Agents:    m.state.agentStatus(now),
 		Incidents: m.incidents.list(),

@@ -58,6 +58,7 @@ type state struct {
 	epochs  uint64           // that it has been in
 	knownBy map[uint64]int32 // communicators that agents told of whose ranks are others', and which agent did
 	claims  int              // nodes whose agents have another word
+	ahead   int64            // of the master's clock, which never jumps, by this host's: that was set, or the host suspended, ns
 	began   int64            // when the process was created that showed that the job was started anew, unix ns; 0: none has
 	anew    uint64           // times that it was
 	seen    int              // ranks of the world that an agent has reported
@@ -269,7 +270,7 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 
 func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	clock := &s.nodes[n].clock
-	if !possible(w, now) {
+	if !s.possible(w, now) {
 		s.refused++
 		return
 	}

@@ -58,7 +58,9 @@ func (s *state) mayTake(n int32, w *wire.Rank, now int64) bool {
 	nd := &s.nodes[n]
 	switch {
 	case p.node == n:
-		return w.CreatedUnixNs > p.created // an older process of this rank is of no interest
+		// An older process of this rank is of no interest; but one that lives is younger than one that has ended, whatever the
+		// node's clock said when it began.
+		return w.CreatedUnixNs > p.created || ended(s.ev.Ranks[w.WorldRank].Proc) && !ended(diagnosis.ProcState(w.Proc))
 	case nd.owned >= s.limits.PerNode:
 		s.overflow++
 		return false

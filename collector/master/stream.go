@@ -211,6 +211,7 @@ func (m *Master) report(n int32, s *stream, r *wire.Report, gap bool) (now int64
 		return 0, nil, false
 	}
 	now = m.now()
+	m.state.ahead = max(0, time.Now().UnixNano()-now)
 	epochs := m.state.epochs
 	m.state.merge(n, r, now)
 	nd := &m.state.nodes[n]

@@ -98,12 +98,12 @@ func (p *Process) Dead() bool {
 // again counts from 0 again, or the clock was set back: when the processes began,
 // counted from the boot, tells which.
 func (p *Process) Younger(o *Process) bool {
-	count, clock := cmp.Compare(p.Attempt, o.Attempt), p.Created.Compare(o.Created)
-	if count*clock < 0 {
-		if p.BootID == o.BootID && p.StartTime != o.StartTime {
-			return p.StartTime > o.StartTime
-		}
-		return clock > 0
+	count, clock, boot := cmp.Compare(p.Attempt, o.Attempt), p.Created.Compare(o.Created), 0
+	if p.BootID == o.BootID {
+		boot = cmp.Compare(p.StartTime, o.StartTime)
+	}
+	if count*clock < 0 || count == 0 { // they contradict each other, or nothing is counted
+		return cmp.Or(boot, clock) > 0
 	}
 	return cmp.Or(count, clock) > 0
 }

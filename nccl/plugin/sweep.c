@@ -11,6 +11,7 @@
 #include <signal.h>
 
 #define STALE_NS (600000 * MS)
+#define OTHERS_NS (86400000 * MS) /* of other jobs, which nobody else removes: a day, for who looks at what is left of them */
 
 static int is_stale(const char *path, const struct lockstep_options *o)
 {
@@ -22,11 +23,12 @@ static int is_stale(const char *path, const struct lockstep_options *o)
 		return 0;
 	int whole = !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() && pread(fd, &h, sizeof h, 0) == sizeof h;
 	close(fd);
-	if (!whole || memcmp(h.magic, LOCKSTEP_MAGIC, sizeof h.magic) || h.rank != o->rank || h.job[sizeof h.job - 1] || strcmp((char *)h.job, o->job))
+	if (!whole || memcmp(h.magic, LOCKSTEP_MAGIC, sizeof h.magic) || h.rank != o->rank || h.job[sizeof h.job - 1])
 		return 0;
+	int others = strcmp((char *)h.job, o->job) != 0;
 	clock_gettime(CLOCK_REALTIME, &now);
 	int64_t age = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec - h.anchors[h.anchor_count & 1].real;
-	return age > STALE_NS && h.pid > 0 && kill(h.pid, 0) && errno == ESRCH;
+	return age > (others ? OTHERS_NS : STALE_NS) && h.pid > 0 && kill(h.pid, 0) && errno == ESRCH;
 }
 
 HIDDEN void sweep(const struct lockstep_options *o)

@@ -710,6 +710,7 @@ LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_control) == 64);
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -1220,6 +1221,11 @@ static inline int lockstep_create(struct lockstep_writer *w, const struct lockst
 	}
 	if ((fd = mkostemp(tmp, O_CLOEXEC)) < 0) /* O_EXCL, 0600 */
 		return -1;
+	struct rlimit most; /* beyond it the kernel sends SIGXFSZ, which ends a program that does not expect it */
+	if (!getrlimit(RLIMIT_FSIZE, &most) && most.rlim_cur != RLIM_INFINITY && most.rlim_cur < h.file_size) {
+		errno = EFBIG;
+		goto fail;
+	}
 	if ((errno = posix_fallocate(fd, 0, (off_t)h.file_size)))
 		goto fail;
 	mem = (char *)mmap(NULL, h.file_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

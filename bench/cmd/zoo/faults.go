@@ -245,10 +245,17 @@ func onNode(text string, do func(*run, int) error) func(context.Context, *run) (
 }
 
 // onLinks is as onNode; of two nodes both have the same links, and are right. So are these links
-// themselves, where they are all that is named: which of the two it is cannot be told.
+// themselves, where they are all that is named: which of the two it is cannot be told. Nor can a node
+// whose only rank has one peer be told from the path between them.
 func onLinks(text string, do func(*run, int) error) func(context.Context, *run) (*truth, error) {
 	return func(ctx context.Context, r *run) (*truth, error) {
-		t, err := onNode(text, do)(ctx, r)
+		node := -1
+		t, err := onNode(text, func(r *run, n int) error { node = n; return do(r, n) })(ctx, r)
+		if err == nil {
+			if a, b, ok := r.only(node); ok {
+				t.names = append(t.names, fmt.Sprintf("rank %d → rank %d", a, b), fmt.Sprintf("rank %d → rank %d", b, a))
+			}
+		}
 		if err == nil && r.c.job.Nodes == 2 {
 			t.names = append(t.names, "node "+nodeName(0), "node "+nodeName(1))
 			for a := range r.c.job.Ranks {

@@ -280,13 +280,14 @@ func (r *run) readLosses() {
 	}
 }
 
-// pair picks two ranks of different nodes between which much goes, and says how many bytes/s.
-func (r *run) pair() (a, b int, rate float64, err error) {
-	type path struct {
-		a, b int
-		n    uint64
-	}
-	var paths []path
+// path is one way between two ranks of different nodes, and the bytes that went it while the run watched.
+type path struct {
+	a, b int
+	n    uint64
+}
+
+// paths are those between ranks of different nodes on which much goes.
+func (r *run) paths() (paths []path) {
 	most := uint64(0)
 	for a, pa := range r.c.ranks {
 		for b, pb := range r.c.ranks {
@@ -298,12 +299,32 @@ func (r *run) pair() (a, b int, rate float64, err error) {
 			paths, most = append(paths, path{a, b, n}), max(most, n)
 		}
 	}
-	paths = slices.DeleteFunc(paths, func(p path) bool { return p.n*5 < most || p.n == 0 })
+	return slices.DeleteFunc(paths, func(p path) bool { return p.n*5 < most || p.n == 0 })
+}
+
+// pair picks one of these paths, and says how many bytes/s go it.
+func (r *run) pair() (a, b int, rate float64, err error) {
+	paths := r.paths()
 	if len(paths) == 0 {
 		return 0, 0, 0, fmt.Errorf("no two ranks of different nodes talk to each other")
 	}
 	p := paths[r.rand.IntN(len(paths))]
 	return p.a, p.b, float64(p.n) / r.apart.Seconds(), nil
+}
+
+// only are the two ends of all that crosses a node's edge, where these are one rank and one peer: then
+// nobody can tell the node's links from the path between them.
+func (r *run) only(node int) (a, b int, ok bool) {
+	for _, p := range r.paths() {
+		switch x, y := r.c.job.Node(p.a) == node, r.c.job.Node(p.b) == node; {
+		case !x && !y:
+		case ok && (min(p.a, p.b) != min(a, b) || max(p.a, p.b) != max(a, b)):
+			return 0, 0, false
+		default:
+			a, b, ok = p.a, p.b, true
+		}
+	}
+	return a, b, ok
 }
 
 // nodeRate is what enters or leaves a node, in bytes/s.

@@ -14,21 +14,21 @@ import (
 // slow network from a fast one anyway. (A NIC tells of small ones, too: postPaced.)
 const stampFrom = 4 << 10
 
-// burst is how many bytes a sender may post on one look at the clock, one piece
-// after the other and with no more than burstWaits polls in between: some twenty
-// microseconds at the speed of memory. At a lower speed the sender has to wait for
-// longer, and each piece is stamped. It is a ring's length, so a burst takes no
-// longer than a piece does that finds the ring full, as all do on a slow connection.
-const (
-	burst      = 256 << 10
-	burstWaits = 32
-)
-
 // paceNs is how much of a connection's traffic has one time stamp where a NIC tells of each
 // completion: what it carries in that time joins. So stamps cost the same however small messages
 // are, 50,000 a second at most; a connection slow enough for each message to take as long has
 // each one stamped. Windows take some of these times at least, so what is slow is seen as soon.
-const paceNs = 20e3
+//
+// memPaceNs is that of shared memory, where a stamp costs more of what there is: both ends are CPUs,
+// and nothing is in between that could be slow for some microseconds but the other end's.
+const (
+	paceNs    = 20e3
+	memPaceNs = 100e3
+)
+
+// paceWaits is how often a rank may poll between two posts that join: about memPaceNs. One that computes in
+// between polls less, but has seen before that what it posted was consumed: then there is nothing to join.
+const paceWaits = 1024
 
 // maxPace bounds that, in bytes: what a NIC of 800 Gbit/s carries in that time.
 const maxPace = 2 << 20
@@ -41,7 +41,7 @@ const idleRefresh = 5 * time.Millisecond
 // meter watches one connection and tells the recorder. Counts are totals: of
 // the stream's positions (so padding between aligned messages counts) and 64
 // for each line. Nothing here locks, allocates or makes a system call; the
-// clock is read once a burst.
+// clock is read once for what the connection carries in some microseconds.
 type meter struct {
 	on   bool
 	mem  bool // no network is in between
@@ -86,26 +86,16 @@ func (t *meter) post(n int, total uint64) {
 	}
 }
 
-// postNext is post where it must cost next to nothing: bytes that go out in one
-// burst with those before have their stamp. waits is how often this rank has polled, or more.
-func (t *meter) postNext(n int, total, waits uint64) {
-	if n < stampFrom || !t.on {
+// postPaced is post where it must cost next to nothing: what this connection carries in some microseconds joins
+// one work request. Of a NIC, which tells of each completion, n may be small; of memory those below stampFrom
+// are part of the next larger one. waits is how often this rank has polled, or more; 0 of a NIC.
+func (t *meter) postPaced(n int, total, waits uint64) {
+	if n == 0 || !t.on || t.mem && n < stampFrom {
 		return
 	}
-	if total <= t.burstEnd && waits <= t.burstUntil && t.mon.Join(int(total-t.monPosted)) {
-		t.monPosted = total
-		return
-	}
-	t.burstEnd, t.burstUntil = total-uint64(n)+burst, waits+burstWaits
-	t.post(n, total)
-}
-
-// postPaced is post for n bytes of a work request whose completion a NIC tells.
-func (t *meter) postPaced(n int, total uint64) {
-	if n == 0 || !t.on {
-		return
-	}
-	if total <= t.burstEnd && t.mon.Join(int(total-t.monPosted)) {
+	soon := waits <= t.burstUntil
+	t.burstUntil = waits + paceWaits
+	if soon && total <= t.burstEnd && t.mon.Join(int(total-t.monPosted)) {
 		t.monPosted = total
 		return
 	}
@@ -160,7 +150,11 @@ func (t *meter) window(now int64, tell bool) {
 	t.windows = s.Windows
 	w := t.mon.Last()
 	speed := w.Bandwidth()
-	t.pace = uint64(min(speed*(paceNs/1e9), maxPace))
+	pace := paceNs
+	if t.mem {
+		pace = memPaceNs
+	}
+	t.pace = uint64(min(speed*(pace/1e9), maxPace))
 	t.conn.Window(uint64(speed), t.cause(w.State), now)
 	if w.WRs > 0 { // a window in which nothing completed has no latency to tell
 		t.conn.Latency(w.Latency)

@@ -21,9 +21,9 @@ func BenchmarkMeterBurst(b *testing.B) {
 			}
 			defer rec.Close()
 			conn, _ := rec.AddConn(record.ConnEntry{Transport: record.TransportSHM})
-			t := &meter{on: true, rec: rec, conn: conn}
+			t := &meter{on: true, mem: true, rec: rec, conn: conn}
 			t.mon.Init(windowmon.Config{Resolution: resolution})
-			const piece, bursts = 16 << 10, 2000
+			const piece, burst, bursts = 16 << 10, 256 << 10, 2000
 			var total, waits uint64
 			var all, blocks []int64
 			for b.Loop() {
@@ -32,10 +32,10 @@ func BenchmarkMeterBurst(b *testing.B) {
 					at := record.Now()
 					for range burst / piece {
 						total += piece
-						t.postNext(piece, total, waits)
+						t.postPaced(piece, total, waits)
 					}
 					done := record.Now()
-					waits += 2 * burstWaits
+					waits += paceWaits / 8
 					t.block()
 					t.unblock()
 					blocks = append(blocks, record.Now()-done)

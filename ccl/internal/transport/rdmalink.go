@@ -116,7 +116,7 @@ func (l *rdmaLink) at(lane, path int) *pathMeter { return &l.meters[lane*rdma.Ma
 func (l *rdmaLink) Posted(lane, path, n int, total uint64) {
 	p := l.at(lane, path)
 	p.posted = p.base + total
-	p.postPaced(n, p.posted)
+	p.postPaced(n, p.posted, 0)
 }
 
 func (l *rdmaLink) Completed(lane, path int, total uint64) {

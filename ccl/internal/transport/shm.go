@@ -86,7 +86,7 @@ func (l *shmLink) push(b []byte) (int, error) {
 		l.ring()
 	}
 	l.m.progressed = true
-	l.meter.postNext(n, l.posted(), l.m.waits)
+	l.meter.postPaced(n, l.posted(), l.m.waits)
 	return n, nil
 }
 

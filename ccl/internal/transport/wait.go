@@ -113,7 +113,7 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 		procyield(1)
 		return true
 	}
-	w.waits += burstWaits // what follows takes long
+	w.waits += paceWaits // what follows takes long
 	now := record.Now()
 	if w.since == 0 {
 		w.since, w.last = now, now

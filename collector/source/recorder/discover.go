@@ -19,11 +19,14 @@ import (
 // tried again at the given time.
 type passed struct {
 	err   error
-	again int64 // CLOCK_MONOTONIC ns
+	again int64 // CLOCK_MONOTONIC ns; 0: never
 }
 
 // tryAgain is the time between two attempts to read a file that cannot be read, ns.
 const tryAgain = int64(10 * time.Second)
+
+// deadAgain is that of a file whose process seems to be long dead.
+const deadAgain = int64(time.Minute)
 
 func (s *Source) discover(now int64) error {
 	s.look(now)
@@ -88,7 +91,7 @@ func (s *Source) open(path string, now int64, listed map[key]bool) *file {
 	}
 	b := key{path, k.inode, fi.Size(), fi.ModTime().UnixNano()}
 	listed[b] = true
-	if was, ok := s.passed[b]; ok && (was.err == nil || now < was.again) {
+	if was, ok := s.passed[b]; ok && (was.again == 0 || now < was.again) {
 		return nil
 	}
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok && !s.room(st.Uid) {
@@ -109,8 +112,12 @@ func (s *Source) open(path string, now int64, listed map[key]bool) *file {
 // speak of what it speaks of.
 func (s *Source) take(f *file, now int64, listed map[key]bool) {
 	f.refresh()
-	if s.o.Node != "" && f.Node != "" && f.Node != s.o.Node || s.longDead(f) {
-		s.passed[f.seen] = passed{}
+	if other := s.o.Node != "" && f.Node != "" && f.Node != s.o.Node; other || s.longDead(f) {
+		p := passed{}
+		if !other {
+			p.again = now + deadAgain // it may be a process of another container that was stopped, and goes on
+		}
+		s.passed[f.seen] = p
 		_ = f.reader.Close()
 		return
 	}

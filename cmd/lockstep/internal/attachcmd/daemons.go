@@ -8,9 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 )
@@ -40,6 +43,8 @@ func (c *Cmd) daemons(ctx context.Context, p *Plan, exe string, pid int) (said [
 	}
 	there, started, err := c.daemon(ctx, exe, presence.Agent, c.agentArgs(p))
 	switch {
+	case err == nil && !started && p.Master != "":
+		errs = append(errs, fmt.Errorf("this node's agent (http://%s) was there before this job, and does not know its master %s unless it was told with --master: else nobody judges this job", near(there.Web), p.Master))
 	case err != nil:
 		errs = append(errs, fmt.Errorf("this node's agent: %w", err))
 	default:
@@ -154,7 +159,27 @@ func spawn(exe string, args []string, log *os.File) error {
 			cmd.Env = append(cmd.Env, kv)
 		}
 	}
+	defer keepOwn()()
 	return cmd.Run()
+}
+
+// keepOwn has nothing that attach was given (a lock, a pipe) be inherited, until release: it is the command's, and what attach
+// starts would hold it for longer.
+func keepOwn() (release func()) {
+	names, _ := os.ReadDir("/proc/self/fd") // none: then it is inherited
+	var own []int
+	for _, n := range names {
+		fd, err := strconv.Atoi(n.Name())
+		if flags, e := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && e == nil && fd > 2 && flags&unix.FD_CLOEXEC == 0 {
+			unix.CloseOnExec(fd)
+			own = append(own, fd)
+		}
+	}
+	return func() {
+		for _, fd := range own {
+			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0)
+		}
+	}
 }
 
 // lastLine is the end of a log, for a warning.

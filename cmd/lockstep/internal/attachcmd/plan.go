@@ -68,8 +68,9 @@ func (c *Cmd) plan(e env, command []string, exe string) *Plan {
 	if p.Nodes > 1 && c.Job == "" && p.Who.Job == "" && t.id == "" {
 		p.warn("the job has no name of its own and %d nodes: it is called %s on this one; give all the same with --job", p.Nodes, p.Job)
 	}
-	p.set(e, "LOCKSTEP_JOB", p.Job, "the job, in each metric and verdict")
-	p.set(e, "LOCKSTEP_RUNTIME_DIR", c.RuntimeDir, "where flight recorders go")
+	// The agent and the master go by these two, and the ranks must: a flag counts more than a variable, and ranks may be elsewhere.
+	p.agree(e, "LOCKSTEP_JOB", p.Job, "the job, in each metric and verdict", launcher.Label(e.get("LOCKSTEP_JOB")) == p.Job)
+	p.agree(e, "LOCKSTEP_RUNTIME_DIR", c.RuntimeDir, "where flight recorders go", e.get("LOCKSTEP_RUNTIME_DIR") == c.RuntimeDir)
 	c.nccl(p, e, exe)
 	if dir := besides(exe, "python", filepath.Join("share", "lockstep", "python"), filepath.Join("marks", "python")); dir != "" {
 		path := dir
@@ -95,6 +96,15 @@ func (p *Plan) set(e env, name, value, why string) {
 	p.Set = append(p.Set, Var{name, value, why})
 }
 
+// agree sets a variable unless what the user has set means the same.
+func (p *Plan) agree(e env, name, value, why string, same bool) {
+	if same {
+		p.set(e, name, value, why)
+		return
+	}
+	p.Set = append(p.Set, Var{name, value, why})
+}
+
 // nccl is what NCCL needs (docs/design/nccl.md): the plugin by its path. RAS is on unless
 // the user has turned it off.
 func (c *Cmd) nccl(p *Plan, e env, exe string) {
@@ -107,6 +117,9 @@ func (c *Cmd) nccl(p *Plan, e env, exe string) {
 	case plugin == "":
 		p.warn("no %s beside %s: operations of NCCL are not seen (make build makes it; --plugin says where it is)", PluginFile, exe)
 	default:
+		if _, err := os.Stat(plugin); err != nil {
+			p.warn("--plugin: %v: operations of NCCL are not seen", err)
+		}
 		p.set(e, "NCCL_PROFILER_PLUGIN", plugin, "NCCL tells its operations to the flight recorder")
 	}
 	if e.get("NCCL_RAS_ENABLE") == "0" {
