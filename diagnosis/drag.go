@@ -280,7 +280,7 @@ func (d *drags) common() float64 {
 	case len(v) == 2: // which of them is slow is told by what the other one spends, too
 		middle = max(1, min(v[0], v[1]))
 	}
-	return min(max(middle, d.leastCommon()), 5)
+	return max(middle, d.leastCommon())
 }
 
 // measure notes how far from its norm each rank is in this window.

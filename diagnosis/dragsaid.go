@@ -14,6 +14,9 @@ const farOver = 3.5
 // mostFelt is how many times as long as a rank is late its peers may wait for it.
 const mostFelt = 4
 
+// leastAhead is which part of its lateness a rank waits less than its peers.
+const leastAhead = 0.5
+
 // accuse counts the ranks whose cost is beyond their bar and felt.
 func (d *drags) accuse(elapsed float64) {
 	var suspects []slowRank
@@ -62,7 +65,10 @@ func (d *drags) accuse(elapsed float64) {
 		// Its peers wait for it about as long as it is late. When they wait for much longer, it is not
 		// for that, unless it is short of CPU: then it is late inside of collectives, too.
 		explained := x.growth <= mostFelt*x.waited || d.crowded(s.rank)
-		x.add(d.window, d.at, s.slow, x.growth >= 0.3*x.waited && explained)
+		// Histories may have been taught by different windows. Whom others wait for waits less than they do, whatever
+		// history says.
+		ahead := x.ahead >= leastAhead*x.waited || d.crowded(s.rank)
+		x.add(d.window, d.at, s.slow, x.growth >= 0.3*x.waited && explained && ahead)
 	}
 	for i := 0; i < len(d.slow); i++ {
 		s := &d.slow[i]
@@ -78,6 +84,7 @@ func (d *drags) accuse(elapsed float64) {
 // own excess: where ranks meet in many small communicators, each is told of a part.
 func (d *drags) feel(s, x *slowRank) {
 	best, at, peers := 0.0, int32(-1), 0
+	ahead, alike := math.Inf(-1), false
 	whole := math.Inf(-1)
 	for ci := range d.ev.Comms {
 		if d.comms[ci].former || d.comms[ci].ops <= d.ops0[ci].ops {
@@ -113,10 +120,26 @@ func (d *drags) feel(s, x *slowRank) {
 		if d.scratch = v; len(v) > 0 {
 			whole = max(whole, median(v))
 		}
+		if d.comms[ci].p2p {
+			continue // its stages are unlike
+		}
+		v = v[:0]
+		for j := 0; j < len(members); j += 1 + len(members)/256 {
+			if w := members[j].World; j != me && uint32(w) < uint32(len(d.ranks)) && d.did[w].own > 0 && !d.together(s.rank, w) {
+				v = append(v, float64(d.did[w].inside-d.did[s.rank].inside))
+			}
+		}
+		if d.scratch = v; len(v) > 0 {
+			ahead, alike = max(ahead, median(v)), true
+		}
 	}
 	if at < 0 {
 		return
 	}
+	if !alike {
+		ahead = s.excess
+	}
+	x.ahead = 0.8*x.ahead + ahead
 	x.growth = 0.8*x.growth + max(best, whole)
 	x.waited = 0.8*x.waited + s.excess
 	if x.level == 0 {

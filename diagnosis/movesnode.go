@@ -29,7 +29,8 @@ func (d *moves) toldNode(found []finding, s *movedComm) []finding {
 // othersMoved reports whether the collectives of other ranks inside nodes have grown likewise since, or
 // whether there are none to compare with.
 func (d *moves) othersMoved(s *movedComm, node int32) bool {
-	var grown []float64
+	var grown, alike []float64
+	mine := partOf(&d.ev.Comms[s.comm])
 	for _, ci := range d.late.known {
 		if len(grown) == mostAlike {
 			break
@@ -43,7 +44,13 @@ func (d *moves) othersMoved(s *movedComm, node int32) bool {
 		}
 		if g, ok := d.late.of[ci].grownSince(s.since); ok {
 			grown = append(grown, g)
+			if partOf(&d.ev.Comms[ci]) == mine {
+				alike = append(alike, g)
+			}
 		}
+	}
+	if len(alike) > 0 { // others carry other messages
+		grown = alike
 	}
 	return len(grown) == 0 || median(grown)-1 > movedOthersGrown*(s.now/max(s.then, 1)-1)
 }

@@ -19,6 +19,15 @@ type pauses struct {
 	ownAt int64 // when it grew last
 }
 
+// ofNextAttempt is what is known of pauses when the job begins anew: the same program, on as many ranks, pauses as
+// it did before. Else its first pause would be a hang again, whenever that has the job restarted.
+func (p *pauses) ofNextAttempt(same bool) pauses {
+	if !same {
+		return pauses{log: pauseLog{}}
+	}
+	return pauses{marks: p.marks, busy: p.busy, io: p.io, log: p.log}
+}
+
 // recentPause is for how long the longest pause so far is taken for one that
 // all ranks may share: the last of them come back a little later than the first.
 const recentPause = 60e9

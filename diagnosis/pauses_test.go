@@ -184,3 +184,60 @@ func TestLongComputations(t *testing.T) {
 		}
 	}
 }
+
+// What a job came back from before it was started again it may do again: else its first pause would have it restarted for ever.
+func TestPausesOfNextAttempt(t *testing.T) {
+	const second = int64(1e9)
+	for _, ranks := range []int{4, 3} { // as many as before, and after a shrink
+		e := diagnosis.New(diagnosis.Config{})
+		ev := diagnosis.Evidence{Job: "job", Now: 1000 * second, Nodes: []diagnosis.Node{{Name: "a"}}}
+		level := diagnosis.Level(0)
+		begin := func(attempt uint32, n int) {
+			ev.Ranks, ev.Comms = nil, []diagnosis.Comm{{ID: uint64(attempt) + 7, Name: "world", Members: make([]diagnosis.Member, n)}}
+			for i := range n {
+				ev.Ranks = append(ev.Ranks, diagnosis.Rank{PID: int32(100*int(attempt+1) + i), Attempt: attempt, Proc: diagnosis.ProcRunning, ProcAt: ev.Now, CPU: 0.01})
+				ev.Comms[0].Members[i] = diagnosis.Member{World: int32(i), State: record.CommJoined, Coll: record.AllReduce, Peer: -1, FaultPeer: -1}
+			}
+		}
+		// pass is 100 ms, in which rank 2 is away or not.
+		pass := func(away bool) {
+			ev.Now += second / 10
+			ev.Nodes[0].LastSeen = ev.Now
+			for i := range ev.Comms[0].Members {
+				m := &ev.Comms[0].Members[i]
+				if m.Started == m.Finished && !(away && i == 2) {
+					m.Enqueued, m.Started, m.EnqueuedAt, m.StartedAt = m.Enqueued+1, m.Started+1, ev.Now, ev.Now
+				} else if m.Started > m.Finished && !away {
+					m.Finished, m.FinishedAt, m.Ops, m.OwnNs = m.Started, ev.Now, m.Ops+1, m.OwnNs+1e7
+				}
+			}
+			level = 0
+			for _, v := range e.Diagnose(&ev) {
+				level = max(level, v.Level)
+			}
+		}
+		begin(0, 4)
+		for range 600 {
+			pass(false)
+		}
+		for range 60 { // it is confirmed, and comes back
+			pass(true)
+		}
+		if level != diagnosis.Confirmed {
+			t.Fatalf("an idle rank that others wait for: level %v", level)
+		}
+		for range 600 {
+			pass(false)
+		}
+		begin(1, ranks)
+		for range 600 {
+			pass(false)
+		}
+		for range 60 {
+			pass(true)
+		}
+		if known := ranks == 4; known == (level == diagnosis.Confirmed) {
+			t.Errorf("%d ranks, the same pause in the next attempt: level %v", ranks, level)
+		}
+	}
+}

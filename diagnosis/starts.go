@@ -123,7 +123,7 @@ func (d *starts) quietFor(rank int32) int64 {
 	default:
 		since = d.ranks[rank].still
 	}
-	return d.known(rank) - max(since, d.resumed)
+	return d.known(rank) - max(since, d.lastFinish, d.resumed) // while others work together nobody waits for it
 }
 
 // survey sorts the ranks by what they do.

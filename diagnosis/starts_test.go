@@ -232,3 +232,37 @@ func TestStallsAtTheStart(t *testing.T) {
 		}
 	}
 }
+
+// TestCoordinatorWithoutCommunicators: rank 3 never makes a communicator: it is a parameter server over RPC, whose first thread waits for
+// its others (a lock). The others train for ten minutes, and then compute for more than a minute without collectives on
+// their GPUs.
+func TestCoordinatorWithoutCommunicators(t *testing.T) {
+	e := diagnosis.New(diagnosis.Config{})
+	ev := diagnosis.Evidence{Job: "job", Now: 1000e9, Nodes: []diagnosis.Node{{Name: "a"}}}
+	for i := range 4 {
+		ev.Ranks = append(ev.Ranks, diagnosis.Rank{PID: int32(100 + i), Proc: diagnosis.ProcRunning, ProcAt: ev.Now, CPU: 0.05})
+	}
+	ev.Ranks[3].Starting, ev.Ranks[3].WaitsIn, ev.Ranks[3].CPU = true, diagnosis.WaitInLock, 0.01
+	c := diagnosis.Comm{ID: 7, Name: "world", Members: make([]diagnosis.Member, 3)}
+	for i := range c.Members {
+		c.Members[i] = diagnosis.Member{World: int32(i), State: record.CommJoined, Coll: record.AllReduce, Peer: -1, FaultPeer: -1}
+	}
+	ev.Comms = []diagnosis.Comm{c}
+	for s := 0; s < 880; s++ {
+		ev.Now += 1e9
+		ev.Nodes[0].LastSeen = ev.Now
+		if s < 600 {
+			for i := range ev.Comms[0].Members {
+				m := &ev.Comms[0].Members[i]
+				m.Enqueued, m.Started, m.Finished, m.Ops = m.Enqueued+1, m.Started+1, m.Finished+1, m.Ops+1
+				m.EnqueuedAt, m.StartedAt, m.FinishedAt = ev.Now-2e8, ev.Now-2e8, ev.Now-1e8
+				m.OwnNs += 8e8
+			}
+		}
+		for _, v := range e.Diagnose(&ev) {
+			if v.Level == diagnosis.Confirmed {
+				t.Fatalf("after %d s: %v %v %v", s, v.Class, v.Culprits, v.Why)
+			}
+		}
+	}
+}

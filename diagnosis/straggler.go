@@ -2,6 +2,8 @@ package diagnosis
 
 import (
 	"cmp"
+	"fmt"
+	"hash/fnv"
 	"slices"
 )
 
@@ -25,8 +27,10 @@ type slowRank struct {
 	base    float64     // its history's, or its peers' while there is none
 	common  float64     // how much slower the middle of all ranks was
 	alone   bool        // judged by its peers: no history yet
+	unsure  bool        // alone, and it may have another part in the program than they
 	growth  float64     // of the middle peer's time inside collectives, ns in the window
 	excess  float64     // of its own time, ns in the window
+	ahead   float64     // drags: by how much its middle peer was inside collectives for longer than it, ns
 	waited  float64     // inside collectives for longer than usual, ns in the window
 	windows lateWindows // since the first late one
 	allCost float64     // of the windows in which it was slow, no more than mostCost of one, ns
@@ -152,6 +156,11 @@ func (d *stragglers) felt(suspects []slowRank, elapsed float64) []slowRank {
 	type evidence struct {
 		growth, own []float64 // of all peers; of those that do the same work
 		others      []int32   // pipeline neighbours: they do other work
+		unlike      []float64 // own of peers with other communicators: they may do other work
+	}
+	var roles []uint64
+	if slices.ContainsFunc(suspects, func(s slowRank) bool { return s.alone }) {
+		roles = d.roles()
 	}
 	seen := make([]evidence, len(suspects))
 	inWindow := func(ci int) bool { return !d.comms[ci].former && d.comms[ci].ops > d.ops[ci].ops }
@@ -187,6 +196,8 @@ func (d *stragglers) felt(suspects []slowRank, elapsed float64) []slowRank {
 					x.growth = append(x.growth, grown)
 					if p2p {
 						x.others = append(x.others, w)
+					} else if alike && s.alone && roles[w] != roles[s.rank] {
+						x.unlike = append(x.unlike, own)
 					} else if alike {
 						x.own = append(x.own, own)
 					}
@@ -207,6 +218,10 @@ func (d *stragglers) felt(suspects []slowRank, elapsed float64) []slowRank {
 		s, x := &suspects[i], &seen[i]
 		own, _, ops := d.delta(s.rank)
 		if s.alone {
+			// The first rank does things for the others from the start in many programs.
+			if s.unsure = s.rank == 0; len(x.own) == 0 {
+				s.unsure, x.own = true, x.unlike
+			}
 			if len(x.own) == 0 {
 				continue
 			}
@@ -223,6 +238,28 @@ func (d *stragglers) felt(suspects []slowRank, elapsed float64) []slowRank {
 		}
 	}
 	return kept
+}
+
+// roles tells by a number for each rank which communicators it is in, by name without numbers and by size: ranks
+// that do the same work have the same.
+func (d *stragglers) roles() []uint64 {
+	roles := make([]uint64, len(d.sums))
+	for ci := range d.ev.Comms {
+		if d.comms[ci].former {
+			continue
+		}
+		c := &d.ev.Comms[ci]
+		p := partOf(c)
+		h := fnv.New64a()
+		fmt.Fprintf(h, "%s %d", p.name, p.size)
+		sum := h.Sum64()
+		for i := range c.Members {
+			if w := d.world(c.Members[i].World); w >= 0 {
+				roles[w] += sum
+			}
+		}
+	}
+	return roles
 }
 
 func hasRank(slow []slowRank, rank int32) bool {
@@ -271,7 +308,10 @@ func (d *stragglers) slowAgain(s *slowRank) {
 	}
 	s.slow += min(x.unfelt, 1)
 	s.allCost = x.allCost + min(s.excess, mostCost*float64(d.now-d.start))
-	s.again(d.window, s.alone, d.isNoChance(s) && d.isRule(s))
+	level := s.level
+	if s.again(d.window, s.alone, d.isNoChance(s) && d.isRule(s)); s.unsure {
+		s.level = max(level, min(s.level, Suspected)) // whether it is slow, or does more, cannot be told
+	}
 	s.last, s.of = d.enteredLast(s.rank, s.comm, s.since)
 	if s.level == Confirmed {
 		d.drags.forgive(s.rank, &s.before)

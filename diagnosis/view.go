@@ -96,7 +96,7 @@ func (v *view) take(ev *Evidence) (anew, paused bool) {
 			h := &v.comms[i]
 			*h = commHistory{id: h.id, since: ev.Now, former: sameJob, enqueued: h.enqueued}
 		}
-		v.pauses = pauses{log: pauseLog{}}
+		v.pauses = v.pauses.ofNextAttempt(sameJob && len(v.ranks) == len(ev.Ranks))
 		v.ranks = v.ranks[:0]
 	}
 	if len(v.ranks) != len(ev.Ranks) {

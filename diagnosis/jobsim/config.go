@@ -51,6 +51,12 @@ type Config struct {
 	ResizeAt int
 
 	Faults []Fault
+
+	// Jobs of tests in this package: what a rank does in a step in place of the usual, communicators beside
+	// the usual ones (kinds, of each the ranks of each), and what a collective takes on each kind.
+	program   func(rank, step int, usual []instr) []instr
+	extra     [numExtra][][]int
+	extraTime [numExtra]time.Duration
 }
 
 // Cluster is what the job runs on.

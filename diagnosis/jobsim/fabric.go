@@ -179,6 +179,9 @@ func (j *Job) edgeName(k *comm, e *edge) string {
 // all-to-all as its slowest pair.
 func (j *Job) transfer(c *comm) (int64, bool) {
 	d := float64(c.base) * spread(hash(c.id, c.seq, 1), j.cfg.Cluster.TransferNoise)
+	if c.scale > 0 {
+		d *= c.scale
+	}
 	if c.coll == record.AlltoAllv && j.cfg.Experts > 0 {
 		d *= spread(hash(c.id, c.seq, 2), j.cfg.Experts/2)
 	}

@@ -158,6 +158,7 @@ type comm struct {
 	frozen       int32     // members whose process does not run
 	odd          bool      // members have called different operations: it never ends
 	bytes        uint64
+	scale        float64 // of its transfer, by the call's program; 0: 1
 
 	stalledAt, resumed int64
 
@@ -329,6 +330,18 @@ func (j *Job) form(gen, replicas int) {
 			for t := range c.Tensor {
 				add(slotPipe, fmt.Sprintf("pp%d.%d.%d", d, x, t), c.PipeTime, seq(c.Pipeline, func(i int) int32 { return rankAt(t, x, d, i) }))
 			}
+		}
+	}
+	for i, of := range c.extra {
+		for n, ranks := range of {
+			if gen > 0 {
+				continue
+			}
+			t := c.extraTime[i]
+			if t == 0 {
+				t = time.Millisecond
+			}
+			add(slotExtra+slot(i), fmt.Sprintf("x%c%d", 'a'+rune(i), n), t, seq(len(ranks), func(k int) int32 { return int32(ranks[k]) }))
 		}
 	}
 	if c.World {

@@ -16,7 +16,9 @@ const (
 	slotData
 	slotPipe
 	slotWorld
-	numSlots
+	slotExtra // and those after it
+	numExtra  = 8
+	numSlots  = slotExtra + numExtra
 )
 
 type opcode uint8
@@ -51,6 +53,12 @@ type instr struct {
 	fault int8   // 1 + the fault that changed it
 	dur   int64  // ns
 	bytes uint64
+	// In programs of tests: a computation waits for I/O, sleeps, has a mark, or is held back by a quota; a
+	// collective's transfer takes scale times as long.
+	io, sleep bool
+	scale     float64
+	mark      record.MarkCode
+	throttled float32
 }
 
 // programs makes the program of one step for each pipeline stage: ranks of a

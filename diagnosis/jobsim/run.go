@@ -110,12 +110,26 @@ func (j *Job) takes(r *rank, d int64) {
 	r.t += d
 }
 
+// shows has a rank look as a test's program says.
+func (r *rank) shows(in *instr) {
+	r.io, r.asleep, r.throttled = in.io, in.sleep || in.io, in.throttled
+	if in.mark != r.mark {
+		r.mark, r.markAt = in.mark, 0
+		if in.mark != 0 {
+			r.markAt = r.since
+		}
+	}
+}
+
 // exec runs one instruction of the step's program.
 func (j *Job) exec(r *rank) {
 	if r.pc == 0 {
 		r.prog = nil
 		if j.odd {
 			r.prog = j.oddProgram(r)
+		}
+		if j.cfg.program != nil {
+			r.prog = j.cfg.program(int(r.id), int(r.step), j.progs[r.stage])
 		}
 	}
 	prog := j.progs[r.stage]
@@ -146,8 +160,12 @@ func (j *Job) exec(r *rank) {
 			r.collects = r.t + int64(float64(j.cfg.Collect)*r.rng.between(0.5, 1.5))
 		}
 		j.takes(r, int64(d))
+		if j.cfg.program != nil {
+			r.shows(in)
+		}
 	case opColl:
 		k := r.comms[in.slot]
+		k.comm.scale = in.scale
 		j.called(r, k, in.coll, -1, in.bytes)
 		if j.failed(r, k) {
 			return
