@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // startingJob plays a job of four ranks that have no communicator, a pass a second.
