@@ -39,6 +39,14 @@ func (s *state) possible(w *wire.Rank, now int64) bool {
 	return w != nil && w.WorldRank >= 0 && w.WorldRank < w.WorldSize && w.CreatedUnixNs > 0 && w.CreatedUnixNs <= now+s.ahead+skew && w.Attempt <= maxAttempt
 }
 
+// refuse counts an entry that cannot be true, and notes a node whose clock is ahead: nothing of its new processes is taken in.
+func (s *state) refuse(n int32, w *wire.Rank, now int64) {
+	s.refused++
+	if nd := &s.nodes[n]; w != nil && nd.fast == 0 {
+		nd.fast = max(0, w.CreatedUnixNs-now-s.ahead-skew)
+	}
+}
+
 // hear takes in what a report says of the job's epoch, before any of its entries is merged, and
 // changes the epoch when the votes have decided so.
 func (s *state) hear(n int32, ranks []*wire.Rank, now int64) {

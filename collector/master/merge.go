@@ -103,6 +103,7 @@ type node struct {
 	stale    bool   // some of what it said was forgotten or refused: it is to say everything again
 	gone     bool   // it has been silent for so long that its ranks are anybody's
 	denied   bool   // it spoke for processes of which another agent tells, too
+	fast     int64  // by how much a process of it began after now, by its clock, ns; -1 once that is told
 
 	vouched  int   // of its ranks, those that are in a communicator with another node's
 	apart    apart // what it alone has told of
@@ -271,7 +272,7 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	clock := &s.nodes[n].clock
 	if !s.possible(w, now) {
-		s.refused++
+		s.refuse(n, w, now)
 		return
 	}
 	if int(w.WorldSize) > s.limits.Ranks {

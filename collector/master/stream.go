@@ -215,6 +215,10 @@ func (m *Master) report(n int32, s *stream, r *wire.Report, gap bool) (now int64
 	epochs := m.state.epochs
 	m.state.merge(n, r, now)
 	nd := &m.state.nodes[n]
+	if nd.fast > 0 {
+		m.log.Warn("a node's clock is ahead of the master's: its new processes are not heard of until one of the two is set right", "node", m.state.ev.Nodes[n].Name, "ahead", time.Duration(nd.fast).Round(time.Second))
+		nd.fast = -1
+	}
 	nd.stale = nd.stale || gap
 	nd.askAgain()
 	if m.state.epochs != epochs {
