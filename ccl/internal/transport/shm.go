@@ -293,9 +293,9 @@ func (l *shmLink) refresh(now int64) bool {
 }
 
 // look asks seldom while this rank polls: the word is the receiver's, who has to
-// get it back to write on.
+// get it back to write on, and a work request takes some 100 µs (memPaceNs).
 func (l *shmLink) look() {
-	if l.looks++; l.looks%32 == 0 && l.meter.due() {
+	if l.looks++; l.looks%128 == 0 && l.meter.due() {
 		_ = l.readTail()
 	}
 }
