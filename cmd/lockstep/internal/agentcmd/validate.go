@@ -20,7 +20,7 @@ func (c *Cmd) Validate() error {
 		return fmt.Errorf("--ebpf.sample %d: want a power of two", c.EBPF.Sample)
 	}
 	_, err := flags.Masters(c.Master)
-	return errors.Join(err,
+	return errors.Join(err, flags.Dir("runtime-dir", c.RuntimeDir),
 		flags.Positive("gpu.period", c.GPU.Period), flags.Positive("gpu.bound", c.GPU.Bound),
 		flags.Positive("nic.period", c.NIC.Period), flags.Positive("nic.bound", c.NIC.Bound),
 		c.TLS.Check(), c.Web.Check())

@@ -3,6 +3,7 @@ package flags
 import (
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"time"
 )
@@ -18,6 +19,29 @@ func Listen(flag, addr string) error {
 	}
 	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
 		return fmt.Errorf("--%s %s: %q is no port (0 to 65535)", flag, addr, port)
+	}
+	return nil
+}
+
+// Dial checks an address to connect to, of the flag of this name; "" is none.
+func Dial(flag, addr string) error {
+	if addr == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || host == "" {
+		return fmt.Errorf("--%s %s: want HOST:PORT", flag, addr)
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		return fmt.Errorf("--%s %s: %q is no port (1 to 65535)", flag, addr, port)
+	}
+	return nil
+}
+
+// Dir checks a directory that may be yet to be made, of the flag of this name.
+func Dir(flag, path string) error {
+	if fi, err := os.Stat(path); err == nil && !fi.IsDir() {
+		return fmt.Errorf("--%s %s: it is no directory", flag, path)
 	}
 	return nil
 }

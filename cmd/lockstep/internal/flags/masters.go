@@ -16,9 +16,10 @@ func Masters(list []string) (func(job string) string, error) {
 		if !ok {
 			job, addr = "", m
 		}
+		if err := Dial("master", strings.ReplaceAll(addr, "{job}", "job")); err != nil {
+			return nil, err
+		}
 		switch {
-		case !strings.Contains(addr, ":"):
-			return nil, fmt.Errorf("--master %s: %q has no port", m, addr)
 		case job == "" && all != "":
 			return nil, fmt.Errorf("--master %s: %s is already the master of all jobs", m, all)
 		case job == "":

@@ -28,3 +28,11 @@ func TestMasters(t *testing.T) {
 		}
 	}
 }
+
+func TestDial(t *testing.T) {
+	for addr, ok := range map[string]bool{"": true, "h:1": true, "[::1]:9400": true, "h": false, "h:0": false, "h:99999": false, ":9400": false, "h:http": false} {
+		if err := Dial("planner", addr); (err == nil) != ok {
+			t.Errorf("%q: %v", addr, err)
+		}
+	}
+}

@@ -13,5 +13,5 @@ func (c *Cmd) Validate() error {
 	if err := wire.CheckJob(c.Job); err != nil && c.Job != "" { // kong says what is missing
 		return fmt.Errorf("--job: %w", err)
 	}
-	return errors.Join(flags.Listen("listen", c.Listen), flags.Positive("patience", c.Patience), flags.Positive("start-patience", c.StartPatience), c.TLS.Check(), c.Web.Check())
+	return errors.Join(flags.Listen("listen", c.Listen), flags.Dial("planner", c.Planner), flags.Positive("patience", c.Patience), flags.Positive("start-patience", c.StartPatience), c.TLS.Check(), c.Web.Check())
 }
