@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -366,18 +367,7 @@ func TestSweep(t *testing.T) {
 	if paths, _ := record.List(dir); len(paths) != 2 {
 		t.Fatalf("%d recorders: the last process's has been removed", len(paths))
 	}
-	// The first process's last anchor was an hour ago.
-	f, err := os.OpenFile(paths[0], os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	old := binary.LittleEndian.AppendUint64(nil, uint64(time.Now().Add(-time.Hour).UnixNano()))
-	for _, at := range []int64{464, 480} { // lockstep_header.anchors[].real
-		if _, err := f.WriteAt(old, at); err != nil {
-			t.Fatal(err)
-		}
-	}
-	f.Close()
+	anchoredBefore(t, paths[0], time.Hour)
 	play(t, plain, dir, []string{"RANK=0", "WORLD_SIZE=4"}, "5", "basic") // another rank
 	if _, err := os.Stat(paths[0]); err != nil {
 		t.Error("another rank removes it")
@@ -391,6 +381,60 @@ func TestSweep(t *testing.T) {
 	}
 	if paths, _ := record.List(dir); len(paths) != 3 {
 		t.Errorf("%d recorders, want 3", len(paths))
+	}
+}
+
+// anchoredBefore has a recorder's process have anchored its clock so long ago for the last time.
+func anchoredBefore(t *testing.T, path string, d time.Duration) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	old := binary.LittleEndian.AppendUint64(nil, uint64(time.Now().Add(-d).UnixNano()))
+	for _, at := range []int64{464, 480} { // lockstep_header.anchors[].real
+		if _, err := f.WriteAt(old, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Jobs have names of their own as a rule, so that nobody comes back to remove what one has left: the next job does, after a day.
+func TestSweepOtherJobs(t *testing.T) {
+	dir := t.TempDir()
+	play(t, plain, dir, []string{"LOCKSTEP_JOB=a"}, "5", "basic")
+	paths, err := record.List(dir)
+	if err != nil || len(paths) != 1 {
+		t.Fatal(paths, err)
+	}
+	for _, x := range []struct {
+		ago  time.Duration
+		gone bool
+	}{{23 * time.Hour, false}, {25 * time.Hour, true}} {
+		anchoredBefore(t, paths[0], x.ago)
+		play(t, plain, dir, []string{"LOCKSTEP_JOB=b"}, "5", "basic")
+		if _, err := os.Stat(paths[0]); (err != nil) != x.gone {
+			t.Errorf("%v after the other job's last anchor: %v", x.ago, err)
+		}
+	}
+}
+
+// A rank whose files may not be as large as a recorder goes without: the kernel's signal would end it.
+func TestFileSizeLimit(t *testing.T) {
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
+		t.Fatal(err)
+	}
+	play(t, plain, t.TempDir(), nil, "5", "basic") // builds what it runs
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 1 << 20, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Setrlimit(syscall.RLIMIT_FSIZE, &was) }()
+	dir := t.TempDir()
+	play(t, plain, dir, nil, "5", "basic")
+	if paths, _ := record.List(dir); len(paths) > 0 {
+		t.Errorf("recorders %v", paths)
 	}
 }
 
