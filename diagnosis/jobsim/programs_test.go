@@ -93,6 +93,9 @@ func TestEvaluationPhases(t *testing.T) {
 		messages    float64 // times as long
 		every, of   int
 	}{{400 * ms, 80 * ms, 1, 300, 150}, {80 * ms, 800 * ms, 1, 800, 60}, {200 * ms, 600 * ms, 3, 500, 80}} {
+		if testing.Short() && x.messages == 1 {
+			continue
+		}
 		for seed := uint64(1); seed <= 2; seed++ {
 			c := Config{
 				Data: 4, Tensor: 4, Layers: 4, Micro: 1, Compute: x.train / 3, TensorTime: 2 * ms, DataTime: 10 * ms, World: true,
@@ -159,6 +162,9 @@ func TestRoles(t *testing.T) {
 // TestModes: jobs of several kinds of steps, with communicators and collectives at random. What is known to be confirmed
 // wrongly is in docs/benchmarks.md.
 func TestModes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("nothing runs concurrently here, and under the race detector it takes minutes")
+	}
 	for way, name := range []string{"in no order", "each for a while", "in turn", "phases"} {
 		bad, suspicions := 0, 0
 		for seed := *modesFirst; seed < *modesFirst+uint64(*modesJobs); seed++ {
