@@ -21,10 +21,11 @@ func main() {
 	var c cli
 	k := parse(&c, os.Args[1:])
 	stopping := []os.Signal{syscall.SIGTERM}
-	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
-		if !signal.Ignored(s) { // by nohup, or by a shell for what runs in the background: what attach runs has them as attach has
-			stopping = append(stopping, s)
-		}
+	if !signal.Ignored(syscall.SIGHUP) { // by nohup
+		stopping = append(stopping, syscall.SIGHUP)
+	}
+	if os.Args[1] != "attach" || !signal.Ignored(syscall.SIGINT) { // what attach runs has it as attach had: a shell ignores it for what runs in the background
+		stopping = append(stopping, syscall.SIGINT)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), stopping...)
 	context.AfterFunc(ctx, stop) // a second ^C does not wait
