@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/alecthomas/kong"
 
@@ -75,7 +76,7 @@ func exit(code int) {
 func parse(c *cli, args []string) *kong.Context {
 	p := kong.Must(c, options()...)
 	k, err := p.Parse(args)
-	if err != nil && args[0] == "attach" {
+	if err != nil && isAttach(args) {
 		*c = cli{}
 		lenient := kong.Must(c, options()...)
 		var names []string
@@ -95,6 +96,14 @@ func parse(c *cli, args []string) *kong.Context {
 	}
 	p.FatalIfErrorf(err)
 	return k
+}
+
+// isAttach reports whether lockstep attach is called; flags may stand before its name.
+func isAttach(args []string) bool {
+	if end := slices.Index(args, "--"); end >= 0 {
+		args = args[:end]
+	}
+	return slices.Contains(args, "attach")
 }
 
 // unset takes variables out of the environment until restore is called.

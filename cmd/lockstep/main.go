@@ -24,7 +24,7 @@ func main() {
 	if !signal.Ignored(syscall.SIGHUP) { // by nohup
 		stopping = append(stopping, syscall.SIGHUP)
 	}
-	if os.Args[1] != "attach" || !signal.Ignored(syscall.SIGINT) { // what attach runs has it as attach had: a shell ignores it for what runs in the background
+	if !isAttach(os.Args[1:]) || !signal.Ignored(syscall.SIGINT) { // what attach runs has it as attach had: a shell ignores it for what runs in the background
 		stopping = append(stopping, syscall.SIGINT)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), stopping...)

@@ -213,6 +213,9 @@ func (m *Master) Snapshot() *collector.MasterSnapshot { return m.snapshot.Load()
 // now is the master's clock: unix ns that never jump.
 func (m *Master) now() int64 { return m.started.UnixNano() + int64(time.Since(m.started)) }
 
+// at is a time of the master's clock, with its monotonic part: how long ago it was does not jump either.
+func (m *Master) at(now int64) time.Time { return m.started.Add(time.Duration(now - m.started.UnixNano())) }
+
 // Run serves agents and diagnoses until ctx is done, and then returns nil.
 func (m *Master) Run(ctx context.Context) error {
 	server := grpc.NewServer(append(m.guards(), m.creds,
@@ -401,7 +404,7 @@ func (m *Master) hold(now int64) bool {
 func (m *Master) publish(now int64) {
 	ev := &m.state.ev
 	s := &collector.MasterSnapshot{
-		Job: m.o.Job, At: m.started.Add(time.Duration(now - m.started.UnixNano())) /* with its monotonic part: ages are by that */, Attempt: m.state.attempt, Settling: m.state.epochs == 0 || m.settling(now), WorldSize: len(ev.Ranks),
+		Job: m.o.Job, At: m.at(now), Attempt: m.state.attempt, Settling: m.state.epochs == 0 || m.settling(now), WorldSize: len(ev.Ranks),
 		Ranks:     make(map[diagnosis.ProcState]int),
 		Agents:    m.state.agentStatus(now),
 		Incidents: m.incidents.list(),

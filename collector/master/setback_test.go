@@ -9,39 +9,22 @@ import (
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 )
 
-// A node's wall clock is set back by an hour; the launcher then restarts the ranks in place.
+// A node's wall clock is set back; the launcher then restarts the ranks in place, and counts that or does not.
 func TestClockSetBack(t *testing.T) {
 	const second, now = int64(1e9), int64(1e18)
-	for _, back := range []int64{0, 60 * second, 3600 * second} {
-		s := newState("job", Limits{})
-		a := s.node("a")
-		s.merge(a, life(2, 0, now, diagnosis.ProcRunning), now+second)
-		s.merge(a, life(2, 0, now, diagnosis.ProcGone), now+30*second)
-		created := now + 31*second - back
-		s.merge(a, life(2, 1, created, diagnosis.ProcRunning), now+32*second)
-		for i := int64(33); i < 600; i++ {
-			s.merge(a, life(2, 1, created, diagnosis.ProcRunning), now+i*second)
-		}
-		if s.attempt != 1 {
-			t.Errorf("back %d s: the new attempt is not seen, the job is still in attempt %d, rank 0 %v", back/second, s.attempt, s.ev.Ranks[0].Proc)
-		}
-	}
-}
-
-// The same with a launcher that counts nothing.
-func TestClockSetBackUncounted(t *testing.T) {
-	const second, now = int64(1e9), int64(1e18)
-	for _, back := range []int64{0, 60 * second, 3600 * second} {
-		s := newState("job", Limits{})
-		a := s.node("a")
-		s.merge(a, life(2, 0, now, diagnosis.ProcRunning), now+second)
-		s.merge(a, life(2, 0, now, diagnosis.ProcGone), now+30*second)
-		created := now + 31*second - back
-		for i := int64(33); i < 600; i++ {
-			s.merge(a, life(2, 0, created, diagnosis.ProcRunning), now+i*second)
-		}
-		if s.ev.Ranks[0].Proc != diagnosis.ProcRunning {
-			t.Errorf("back %d s: rank 0 lives and is taken for %v, refused %d", back/second, s.ev.Ranks[0].Proc, s.refused)
+	for _, next := range []uint32{0, 1} {
+		for _, back := range []int64{0, 60 * second, 3600 * second} {
+			s := newState("job", Limits{})
+			a := s.node("a")
+			s.merge(a, life(2, 0, now, diagnosis.ProcRunning), now+second)
+			s.merge(a, life(2, 0, now, diagnosis.ProcGone), now+30*second)
+			for i := int64(32); i < 600; i++ {
+				s.merge(a, life(2, next, now+31*second-back, diagnosis.ProcRunning), now+i*second)
+			}
+			if s.attempt != next || s.ev.Ranks[0].Proc != diagnosis.ProcRunning {
+				t.Errorf("attempt %d, %d s back: the job is in attempt %d, rank 0 lives and is taken for %v, %d entries refused",
+					next, back/second, s.attempt, s.ev.Ranks[0].Proc, s.refused)
+			}
 		}
 	}
 }

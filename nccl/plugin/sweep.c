@@ -3,7 +3,8 @@
  * removes what its former processes have left, once nobody can want to read it. That is
  * a recorder of this job and rank, of this user, of a process that is not there and
  * has not anchored its clock for ten minutes (it may be another container's, whose
- * processes are not seen here).
+ * processes are not seen here). Of other jobs, which have names of their own as a rule, so
+ * that nobody comes back for what they left, it is a day: until then somebody may look at it.
  */
 #include "plugin.h"
 
@@ -11,7 +12,7 @@
 #include <signal.h>
 
 #define STALE_NS (600000 * MS)
-#define OTHERS_NS (86400000 * MS) /* of other jobs, which nobody else removes: a day, for who looks at what is left of them */
+#define OTHERS_NS (86400000 * MS)
 
 static int is_stale(const char *path, const struct lockstep_options *o)
 {

@@ -63,9 +63,8 @@ class Job:
         self.errors = [[] for _ in self.ranks]
         for p, kept in zip(self.ranks, self.errors):
             threading.Thread(target=self.drain, args=(p.stderr, kept), daemon=True).start()
-        self.timer = threading.Timer(o.timeout, self.kill)
-        self.timer.daemon = True
-        self.timer.start()
+        self.timer = None
+        self.wait()
 
     @staticmethod
     def drain(stream, kept):
@@ -76,6 +75,14 @@ class Job:
     def kill(self):
         for p in self.ranks:
             p.kill()
+
+    def wait(self):
+        """Gives the job the timeout from now on."""
+        if self.timer:
+            self.timer.cancel()
+        self.timer = threading.Timer(self.timeout, self.kill)
+        self.timer.daemon = True
+        self.timer.start()
 
     def answer(self, word):
         """Rank 0's next line that begins so."""
@@ -88,6 +95,7 @@ class Job:
                            "".join(f"rank {r}: {line}" for r, kept in enumerate(self.errors) for line in kept[-25:]))
 
     def ask(self, what, size, n):
+        self.wait()
         for p in self.ranks:
             p.stdin.write(f"{what} {size} {n}\n")
             p.stdin.flush()
@@ -189,8 +197,10 @@ def sockets(o):
     return not got["conns"]
 
 
-# What is timed: kind, bytes, calls a round, rounds. Before each round the same calls are made for --warm seconds: Lockstep
-# times the first 256 calls after a rest, and learns in a second which share of those that follow it can afford.
+# What is timed: kind, bytes, calls a round, rounds. Jobs take turns, a few rounds a visit, before which the same calls are made
+# for --warm seconds: Lockstep times the first 256 calls after a rest, and learns in a second which share of those that follow
+# it can afford.
+VISITS = 3
 SWEEP = [("raw", s, n, k) for s, n, k in [(8, 16000, 12), (1 << 10, 16000, 8), (4 << 10, 16000, 8), (16 << 10, 16000, 8), (64 << 10, 16000, 8), (128 << 10, 12000, 12),
                                           (256 << 10, 12000, 12), (512 << 10, 10000, 12), (1 << 20, 8000, 12), (2 << 20, 4000, 12), (4 << 20, 4000, 12), (16 << 20, 1000, 8),
                                           (64 << 20, 200, 8), (256 << 20, 50, 6), (1 << 30, 20, 6)]] + \
@@ -221,16 +231,14 @@ def speed_with(o, empty):
         for what, size, n, rounds in SWEEP:
             if o.sizes and line(what, size) not in o.sizes:
                 continue
-            got, each = [[] for _ in jobs], None
-            for k in range(-1, max(1, round(rounds * o.rounds))):
+            got, rounds = [[] for _ in jobs], max(1, round(rounds * o.rounds))
+            each = [j.ask(what, size, n)["us"] for _, j in jobs]  # the first round does not count
+            for k in range(VISITS if o.warm else rounds):
                 for i in range(len(jobs)):
                     i = (i + k) % len(jobs)
-                    if k >= 0:
-                        jobs[i][1].ask(what, size, math.ceil(o.warm * 1e6 / each))
-                    a = jobs[i][1].ask(what, size, n)
-                    if k >= 0:
-                        got[i].append(a)
-                    each = a["us"]
+                    if o.warm:
+                        jobs[i][1].ask(what, size, math.ceil(o.warm * 1e6 / each[i]))
+                    got[i] += [jobs[i][1].ask(what, size, n) for _ in range(math.ceil(rounds / VISITS) if o.warm else 1)]
 
             def of(m, key):
                 """The medians of the mode's jobs."""
@@ -358,11 +366,11 @@ def main():
     a.add_argument("--steps", type=int, default=2000, help="of training whose collectives are counted")
     a.add_argument("--events", nargs="+", default=["default", "all"])
     a.add_argument("--rounds", type=float, default=1, help="more or fewer rounds of off, on, all in turn: a factor")
-    a.add_argument("--warm", type=float, default=1.5, help="seconds of the same calls before each round of those whose speed is compared: what a long run has; 0: what a burst has after a rest")
+    a.add_argument("--warm", type=float, default=1.5, help="seconds of the same calls before each visit to a job whose speed is compared: what a long run has; 0: what a burst has after a rest")
     a.add_argument("--copies", type=int, default=3, help="jobs each, of those whose speed is compared most closely")
     a.add_argument("--sizes", nargs="*", default=[], help="rows of the table of speed, such as 'raw 8' or steps; all without")
     a.add_argument("--port", type=int, default=29700)
-    a.add_argument("--timeout", type=int, default=300, help="seconds for one job")
+    a.add_argument("--timeout", type=int, default=300, help="seconds for one job, or for what it is asked next")
     a.add_argument("--only", nargs="+", choices=["accounting", "durations", "selfsend", "sockets", "speed", "switch", "ebpf"], default=["accounting", "durations", "selfsend", "sockets", "speed"])
     o = a.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))

@@ -153,7 +153,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	reg.MustRegister(prom.Web(srv))
-	if leave, err := presence.Hold(c.RuntimeDir, presence.Agent, presence.Info{Web: srv.Addr().String()}); err == nil {
+	if leave, err := presence.Hold(c.RuntimeDir, presence.Agent, presence.Info{Web: srv.Addr().String(), Masters: c.Master}); err == nil {
 		defer leave()
 	} else {
 		log.Info("lockstep attach will not find this agent", "err", err)

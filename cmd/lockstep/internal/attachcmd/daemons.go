@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 )
 
@@ -43,14 +44,21 @@ func (c *Cmd) daemons(ctx context.Context, p *Plan, exe string, pid int) (said [
 	}
 	there, started, err := c.daemon(ctx, exe, presence.Agent, c.agentArgs(p))
 	switch {
-	case err == nil && !started && p.Master != "":
-		errs = append(errs, fmt.Errorf("this node's agent (http://%s) was there before this job, and does not know its master %s unless it was told with --master: else nobody judges this job", near(there.Web), p.Master))
 	case err != nil:
 		errs = append(errs, fmt.Errorf("this node's agent: %w", err))
 	default:
 		said = append(said, fmt.Sprintf("agent %s at http://%s/metrics", verb(started), near(there.Web)))
+		if !started && p.Master != "" && !reports(there, p.Job, p.Master) {
+			errs = append(errs, fmt.Errorf("this node's agent was there before and reports to other masters than %s: nobody judges this job; start the agent with --master %s=%s", p.Master, p.Job, p.Master))
+		}
 	}
 	return said, errors.Join(errs...)
+}
+
+// reports tells whether an agent was told that this is the job's master.
+func reports(agent presence.Info, job, master string) bool {
+	of, err := flags.Masters(agent.Masters)
+	return err == nil && of(job) == master
 }
 
 // near is an address that this host's browser can open.

@@ -118,7 +118,7 @@ func (c *Cmd) nccl(p *Plan, e env, exe string) {
 		p.warn("no %s beside %s: operations of NCCL are not seen (make build makes it; --plugin says where it is)", PluginFile, exe)
 	default:
 		if _, err := os.Stat(plugin); err != nil {
-			p.warn("--plugin: %v: operations of NCCL are not seen", err)
+			p.warn("NCCL's profiler plugin: %v: operations of NCCL are not seen", err)
 		}
 		p.set(e, "NCCL_PROFILER_PLUGIN", plugin, "NCCL tells its operations to the flight recorder")
 	}

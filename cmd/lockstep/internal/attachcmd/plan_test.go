@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 )
 
 func TestPlan(t *testing.T) {
@@ -68,5 +70,17 @@ func TestPlan(t *testing.T) {
 func TestQuote(t *testing.T) {
 	if got := quote("it's"); got != `'it'\''s'` {
 		t.Error(got)
+	}
+}
+
+// An agent that was there before knows a job's master when it was told of it, by name or for all jobs.
+func TestReports(t *testing.T) {
+	for _, x := range []struct {
+		masters []string
+		want    bool
+	}{{nil, false}, {[]string{"a=m:1"}, true}, {[]string{"b=m:1"}, false}, {[]string{"m:1"}, true}, {[]string{"a=m:2", "m:1"}, false}} {
+		if got := reports(presence.Info{Masters: x.masters}, "a", "m:1"); got != x.want {
+			t.Errorf("an agent of %q: %v", x.masters, got)
+		}
 	}
 }

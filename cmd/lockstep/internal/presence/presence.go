@@ -26,9 +26,10 @@ import (
 
 // Info is what a process that is there says of itself.
 type Info struct {
-	PID    int    `json:"pid"`
-	Web    string `json:"web"`              // host:port of its pages
-	Agents string `json:"agents,omitempty"` // a master's: where agents connect
+	PID     int      `json:"pid"`
+	Web     string   `json:"web"`               // host:port of its pages
+	Agents  string   `json:"agents,omitempty"`  // a master's: where agents connect
+	Masters []string `json:"masters,omitempty"` // an agent's: --master, the masters it was told of
 }
 
 // Agent and Master are the names under which a node's agent and a job's master are there.
