@@ -125,10 +125,13 @@ soak-nccl: ## 100 million events through the NCCL plugin, a reader following: me
 sanitize-nccl: ## every scene of the NCCL driver under ASan, UBSan and TSan, and millions of arbitrary calls
 	LOCKSTEP_NCCL_LONG=1 $(GO) test -count=1 -timeout 60m -run 'TestSanitizers|TestAnyCalls' -v ./nccl
 
-lint: $(LINT) ## gofmt, go vet, golangci-lint with the import direction
-	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo 'run gofmt -w on these'; exit 1; }
+lint: format $(LINT) ## gofmt, go vet, golangci-lint with the import direction
 	$(GO) vet ./...
 	$(LINT) run ./...
+
+.PHONY: format
+format: ## fail when gofmt would change a file
+	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo 'run gofmt -w on these'; exit 1; }
 
 $(LINT):
 	@echo 'building golangci-lint, once'; mkdir -p $(CACHE)

@@ -214,7 +214,9 @@ func (m *Master) Snapshot() *collector.MasterSnapshot { return m.snapshot.Load()
 func (m *Master) now() int64 { return m.started.UnixNano() + int64(time.Since(m.started)) }
 
 // at is a time of the master's clock, with its monotonic part: how long ago it was does not jump either.
-func (m *Master) at(now int64) time.Time { return m.started.Add(time.Duration(now - m.started.UnixNano())) }
+func (m *Master) at(now int64) time.Time {
+	return m.started.Add(time.Duration(now - m.started.UnixNano()))
+}
 
 // Run serves agents and diagnoses until ctx is done, and then returns nil.
 func (m *Master) Run(ctx context.Context) error {
