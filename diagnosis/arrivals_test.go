@@ -27,7 +27,7 @@ func TestRounds(t *testing.T) {
 		if x.period != each {
 			t.Errorf("%d a step: period %d", each, x.period)
 		}
-		for _, p := range x.rounds[1 : len(x.rounds)-1] {
+		for _, p := range x.rounds.all[1 : len(x.rounds.all)-1] {
 			if uint64(p.n) != each || p.seq%each != (2+each)%each && each > 1 {
 				t.Fatalf("%d a step: a round of %d that ends with %d", each, p.n, p.seq)
 			}
@@ -48,8 +48,8 @@ func TestRoundsOfUnevenSteps(t *testing.T) {
 	}
 	x.fresh = mostPeriod
 	x.round(func() uint64 { return each })
-	if x.period != each || !x.bySteps || len(x.rounds) > 13 {
-		t.Errorf("period %d, by steps %v, %d rounds", x.period, x.bySteps, len(x.rounds))
+	if x.period != each || !x.bySteps || len(x.rounds.all) > 13 {
+		t.Errorf("period %d, by steps %v, %d rounds", x.period, x.bySteps, len(x.rounds.all))
 	}
 }
 
@@ -131,7 +131,7 @@ func TestManyTimesAsLate(t *testing.T) {
 			if i >= 24 && i%3 == 0 {
 				p = arrivalPart{rank: 0, late: 100e6}
 			}
-			x.rounds = append(x.rounds, p)
+			x.rounds.all = append(x.rounds.all, p)
 		}
 		ev := &Evidence{Comms: []Comm{{Members: make([]Member, 4)}}}
 		d := &arrivals{window: &window{view: &view{ev: ev}}, of: []arrivalsOf{x}}
@@ -158,7 +158,7 @@ func TestTogether(t *testing.T) {
 					rank = r.Int32N(8)
 				}
 			}
-			x.rounds = append(x.rounds, arrivalPart{rank: rank, late: 1})
+			x.rounds.all = append(x.rounds.all, arrivalPart{rank: rank, late: 1})
 		}
 		ev := &Evidence{Comms: []Comm{{Members: make([]Member, 8)}}}
 		return &arrivals{window: &window{view: &view{ev: ev}}, of: []arrivalsOf{x}}

@@ -63,13 +63,13 @@ func (d *arrivals) judge() {
 	}
 	for _, ci := range d.known {
 		x := &d.of[ci]
-		n := len(x.rounds)
+		n := len(x.rounds.all)
 		if d.comms[ci].former || n < lateHorizons[0]+lateTimes {
 			continue
 		}
 		for k := n - 1; k >= max(0, n-lateHorizons[0]); k-- { // who was not late lately is not
-			r := x.rounds[k].rank
-			if r < 0 || slices.ContainsFunc(x.rounds[k+1:], func(p arrivalPart) bool { return p.rank == r }) {
+			r := x.rounds.all[k].rank
+			if r < 0 || slices.ContainsFunc(x.rounds.all[k+1:], func(p arrivalPart) bool { return p.rank == r }) {
 				continue
 			}
 			d.judgeOne(ci, r)
@@ -88,9 +88,14 @@ func (d *arrivals) judgeOne(ci, r int32) {
 		return
 	}
 	best, alone := lateRank{}, sync.OnceValue(func() bool { return d.onlyHere(r, ci) })
+	l := lateness{rank: r}
 	for _, h := range lateHorizons {
-		if h > len(x.rounds)*2/3 {
+		if h > len(x.rounds.all)*2/3 {
 			break
+		}
+		// Nearly all ranks are of no interest, and looked at once for all horizons.
+		if l.over(x.rounds.all, h); l.times < lateTimes-1 || l.share() < (1-1e-6)*leastCost {
+			continue
 		}
 		if s, ok := d.over(ci, r, h, alone); ok && (s.level > best.level || s.level == best.level && s.cost > best.cost) {
 			best = s
@@ -111,7 +116,7 @@ func (d *arrivals) judgeOne(ci, r int32) {
 // over judges a rank by the last h rounds of a communicator. alone reports whether it is in no other one.
 func (d *arrivals) over(ci, r int32, h int, alone func() bool) (s lateRank, ok bool) {
 	x := &d.of[ci]
-	rounds := x.rounds[len(x.rounds)-h:]
+	rounds := x.rounds.all[len(x.rounds.all)-h:]
 	v := d.scratch[:0]
 	sum := 0.0
 	for i := range rounds {
@@ -134,7 +139,7 @@ func (d *arrivals) over(ci, r int32, h int, alone func() bool) (s lateRank, ok b
 	if s.times < lateTimes-1 {
 		return s, false
 	}
-	first := d.count(&s, len(x.rounds)-h)
+	first := d.count(&s, len(x.rounds.all)-h)
 	if first < 0 {
 		return s, false
 	}
@@ -144,12 +149,12 @@ func (d *arrivals) over(ci, r int32, h int, alone func() bool) (s lateRank, ok b
 	}
 	// Calls that overlap are late by the same lateness one after the other: the job loses it once. When it
 	// loses many times as much, something else is wrong.
-	slower := slowerSince(x.rounds, first)
+	slower := slowerSince(x.rounds.all, first)
 	if slower > mostLost*s.cost {
 		return s, false
 	}
-	late := min(latenessOf(r, x.rounds[first:]), slower)
-	if s.cost = min(s.cost, slower); s.cost < max(leastCost, d.drags.hungry(r)) || !d.spends(r, s.since, late) && (!alone() || heldUp(r, x.rounds[first:])) || d.recovered(&s) {
+	late := min(latenessOf(r, x.rounds.all[first:]), slower)
+	if s.cost = min(s.cost, slower); s.cost < max(leastCost, d.drags.hungry(r)) || !d.spends(r, s.since, late) && (!alone() || heldUp(r, x.rounds.all[first:])) || d.recovered(&s) {
 		return s, false
 	}
 	chance, lasted := d.chance(&s), d.now-s.since
@@ -189,7 +194,7 @@ func logChoose(n, k int) float64 {
 // count counts when a rank was late, as much as s says, since a round, and how often before and others
 // were. It returns the first round of these, -1 when there is none or they are over.
 func (d *arrivals) count(s *lateRank, since int) (first int) {
-	rounds := d.of[s.comm].rounds
+	rounds := d.of[s.comm].rounds.all
 	first, last := -1, -1
 	for i := range rounds {
 		p := &rounds[i]
@@ -227,7 +232,7 @@ func (d *arrivals) chance(s *lateRank) float64 {
 	if d.of[s.comm].period > 0 {
 		more = min(1, s.next/(asLate*s.late))
 	}
-	exposed := float64(len(d.ev.Comms[s.comm].Members)-1)*float64(len(d.of[s.comm].rounds)) + float64(s.before)
+	exposed := float64(len(d.ev.Comms[s.comm].Members)-1)*float64(len(d.of[s.comm].rounds.all)) + float64(s.before)
 	if c := logTail(float64(s.times), of*(seen+more)/exposed); c > math.Log(lateWorth) {
 		return c
 	}
@@ -256,8 +261,8 @@ func (d *arrivals) alike(ci int32, since int64, least float64) (times, of float6
 			continue
 		}
 		looked++
-		for i := range x.rounds {
-			if p := &x.rounds[i]; p.until < since {
+		for i := range x.rounds.all {
+			if p := &x.rounds.all[i]; p.until < since {
 				of += float64(members)
 				if p.rank >= 0 && float64(p.late) >= least {
 					times++
@@ -271,7 +276,7 @@ func (d *arrivals) alike(ci int32, since int64, least float64) (times, of float6
 // together is by how many times the number of a member's late rounds, of so many in a row, varies more than
 // that of rare and independent ones: its variance by its mean, over those before a round.
 func (d *arrivals) together(ci int32, before, of int, least float64) float64 {
-	rounds, members := d.of[ci].rounds[:before], float64(len(d.ev.Comms[ci].Members))
+	rounds, members := d.of[ci].rounds.all[:before], float64(len(d.ev.Comms[ci].Members))
 	count := map[int32]float64{}
 	sum, squares, n := 0.0, 0.0, 0.0
 	for len(rounds) >= of {
@@ -327,14 +332,34 @@ func slowerSince(rounds []arrivalPart, first int) float64 {
 
 // latenessOf is the share of the time of some rounds that a rank is late.
 func latenessOf(r int32, rounds []arrivalPart) float64 {
-	late, all, sampled := 0.0, 0.0, 0.0
-	for i := range rounds {
+	l := lateness{rank: r}
+	l.over(rounds, len(rounds))
+	return l.share()
+}
+
+// lateness sums up how late a rank is over the last rounds.
+type lateness struct {
+	rank               int32
+	rounds, times      int
+	late, all, sampled float64 // collectives: all, and the sampled ones
+	took               float64 // by the rounds
+}
+
+// over goes on to the last h rounds, at least as many as before.
+func (l *lateness) over(rounds []arrivalPart, h int) {
+	n := len(rounds)
+	for i := n - 1 - l.rounds; i >= n-h; i-- {
 		p := &rounds[i]
-		if all, sampled = all+float64(p.seqs), sampled+float64(p.n); p.rank == r {
-			late += float64(p.late)
+		if l.all, l.sampled = l.all+float64(p.seqs), l.sampled+float64(p.n); p.rank == l.rank {
+			l.late, l.times = l.late+float64(p.late), l.times+1
 		}
 	}
-	return late / max(float64(rounds[len(rounds)-1].until-rounds[0].from), 1) * max(1, all/max(sampled, 1))
+	l.rounds, l.took = h, float64(rounds[n-1].until-rounds[n-h].from)
+}
+
+// share is the share of their time.
+func (l *lateness) share() float64 {
+	return l.late / max(l.took, 1) * max(1, l.all/max(l.sampled, 1))
 }
 
 // onlyHere reports whether a rank is in no other communicator that is in use: then nobody else

@@ -39,7 +39,8 @@ type movedComm struct {
 	comm      int32
 	members   []int32 // of sends and receives: those whose own take longer; else nil
 	level     Level
-	likely    Level // where one of its connections has begun to lose what it carries
+	likely    Level   // where one of its connections has begun to lose what it carries
+	chance    float64 // logarithm of it
 	since     int64
 	times, of int
 	cost      float64 // of the time since
@@ -70,119 +71,6 @@ const (
 	// mostUsualAgain is in which share of its windows such a connection sent bytes again before, at most.
 	mostUsualAgain = 0.1
 )
-
-// judgeMoved judges how long a communicator's last rounds take once all have entered, by the rounds before.
-func (d *arrivals) judgeMoved(ci int32) {
-	x := &d.of[ci]
-	if d.comms[ci].former || len(d.moved) == maxSlow {
-		return
-	}
-	// Where a round is as many as come in a time, less of it has many as well.
-	rounds := x.rounds
-	switch {
-	case x.period == 0:
-		d.short = x.roundsOf(d.short[:0], shortRound, 0)
-		rounds = d.short
-	case x.bySteps: // what one takes has nothing to do with those beside it
-		rounds = x.parts
-	}
-	best := movedComm{}
-	for _, h := range lateHorizons {
-		if h > len(rounds)/2 || h > 32 {
-			break
-		}
-		s, ok := d.movedOver(ci, rounds, h)
-		if ok && cmp.Or(cmp.Compare(s.level, best.level), cmp.Compare(s.likely, best.likely), cmp.Compare(s.cost, best.cost)) > 0 {
-			best = s
-		}
-	}
-	if best.likely > 0 {
-		d.moved = append(d.moved, best)
-	}
-}
-
-// movedOver judges the last h rounds.
-func (d *arrivals) movedOver(ci int32, rounds []arrivalPart, h int) (s movedComm, ok bool) {
-	n := len(rounds) - 1 // the last one may be a part
-	last, before := rounds[n-h:n], rounds[:n-h]
-	took := func(p *arrivalPart) float64 { return float64(p.took) / float64(max(1, p.n)) }
-	v := d.scratch[:0]
-	for i := range before {
-		v = append(v, took(&before[i]))
-	}
-	d.scratch = v
-	usual := median(v)
-	s = movedComm{comm: ci, then: usual}
-	sum, ops := 0.0, 0.0
-	for i := range last {
-		sum, ops = sum+took(&last[i])*float64(last[i].seqs), ops+float64(last[i].seqs)
-	}
-	s.now = sum / max(ops, 1)
-	all := float64(last[h-1].until - last[0].from)
-	s.cost = min((sum-usual*ops)/max(all, 1), slowerSince(rounds, n-h))
-	if s.cost < leastMoved {
-		return s, false
-	}
-	tooks := make([]float64, h)
-	for i := range last {
-		tooks[i] = took(&last[i])
-	}
-	chance, times, first := exceeds(v, tooks, usual)
-	s.times, s.of = times, h
-	if first >= 0 {
-		s.since = last[first].from
-	}
-	s.level = d.levelBy(chance, s.since, lateSuspected, lateConfirmed)
-	s.likely = d.levelBy(chance, s.since, likelySuspected, likelyConfirmed)
-	return s, s.likely > 0
-}
-
-// exceeds is about the logarithm of the chance that so many of the last values are as far above those
-// before: above what hardly one of these exceeds, or what none does. It returns how many are, and the
-// first of them, -1 for none. It reorders before.
-func exceeds(before, last []float64, usual float64) (chance float64, times, first int) {
-	first = -1
-	for _, q := range [...]float64{0.85, 1} {
-		bar, more, n, at := quantile(before, q), 0, 0, -1
-		for _, y := range before {
-			if y > bar {
-				more++
-			}
-		}
-		for i, y := range last {
-			if y > max(bar, 1.3*usual) {
-				if n++; at < 0 {
-					at = i
-				}
-			}
-		}
-		p := float64(more+1) / float64(len(before)+1)
-		if c := logBinomial(len(last), n, p); c < chance {
-			chance, times, first = c, n, at
-		}
-	}
-	return chance, times, first
-}
-
-// levelBy is the level of something of a chance (its logarithm) that goes on since a moment.
-func (v *view) levelBy(chance float64, since int64, suspected, confirmed float64) Level {
-	lasted := v.now - since
-	switch {
-	case chance <= math.Log(confirmed) && lasted >= int64(v.cfg.SlowConfirmAfter):
-		return Confirmed
-	case chance <= math.Log(suspected) && lasted >= int64(v.cfg.SlowSuspectAfter):
-		return Suspected
-	}
-	return 0
-}
-
-// logBinomial is about the logarithm of the chance that of n, each of chance p, as many as k or more come.
-func logBinomial(n, k int, p float64) float64 {
-	if float64(k) <= float64(n)*p || p >= 1 {
-		return 0
-	}
-	return logChoose(n, k) + float64(k)*math.Log(p) + float64(n-k)*math.Log(1-p)
-}
 
 func (d *moves) forget() { d.slow, d.said = d.slow[:0], nil }
 

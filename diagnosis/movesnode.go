@@ -58,8 +58,8 @@ func (d *moves) othersMoved(s *movedComm, node int32) bool {
 // grownSince is how many times as long a collective has taken since a moment as before.
 func (x *arrivalsOf) grownSince(since int64) (ratio float64, ok bool) {
 	var took, n [2]float64
-	for i := range x.rounds {
-		p, k := &x.rounds[i], 0
+	for i := range x.rounds.all {
+		p, k := &x.rounds.all[i], 0
 		if p.from >= since {
 			k = 1
 		}

@@ -41,6 +41,17 @@ func quantile(v []float64, q float64) float64 {
 
 func median(v []float64) float64 { return quantile(v, 0.5) }
 
+// medianBelow reports whether the median is at most some bound.
+func medianBelow(v []float64, bound float64) bool {
+	n := 0
+	for _, x := range v {
+		if x <= bound {
+			n++
+		}
+	}
+	return 2*n > len(v)-1 && n > 0
+}
+
 // deviation returns the median absolute deviation from center, scaled to a
 // normal distribution's standard deviation. It overwrites v.
 func deviation(v []float64, center float64) float64 {
