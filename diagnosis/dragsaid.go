@@ -63,8 +63,9 @@ func (d *drags) accuse(elapsed float64) {
 		x.fresh, x.node = x.fresh || s.fresh, x.node || s.node
 		x.own, x.base, x.excess = s.own, s.base, s.excess
 		// Its peers wait for it about as long as it is late. When they wait for much longer, it is not
-		// for that, unless it is short of CPU: then it is late inside of collectives, too.
-		explained := x.growth <= mostFelt*x.waited || d.crowded(s.rank)
+		// for that, unless it is short of CPU: then it is late inside of collectives, too; or unless something
+		// else holds up all of them, and it waits less than they do by what it is late.
+		explained := x.growth <= mostFelt*x.waited || d.crowded(s.rank) || x.alike && x.ahead >= x.waited
 		// Histories may have been taught by different windows. Whom others wait for waits less than they do, whatever
 		// history says.
 		ahead := x.ahead >= leastAhead*x.waited || d.crowded(s.rank)
@@ -139,7 +140,7 @@ func (d *drags) feel(s, x *slowRank) {
 	if !alike {
 		ahead = s.excess
 	}
-	x.ahead = 0.8*x.ahead + ahead
+	x.alike, x.ahead = alike, 0.8*x.ahead+ahead
 	x.growth = 0.8*x.growth + max(best, whole)
 	x.waited = 0.8*x.waited + s.excess
 	if x.level == 0 {

@@ -18,6 +18,8 @@ type rtt struct {
 	over  float64 // excess over usual, ns, smoothed over two windows or so
 	long  float64 // the same over some more
 	grown bool    // in the window
+	post  float64 // excess of the time from post to completion over its usual one, ns, smoothed as over is
+	acks  bool    // by delayed acknowledgements, as far as is known
 }
 
 // rtts is what slowLinks knows of round-trip times.
@@ -47,6 +49,14 @@ const (
 	leastRTT = 200e3
 	// delayedRTT has more than one delayed acknowledgement in ten, of 40 ms, in it, ns.
 	delayedRTT = 4e6
+	// delayedAck is how long a kernel delays an acknowledgement as a rule, ns: what carries something now and then has
+	// an RTT of up to that where its receiver has nothing to send, and no network is slow.
+	delayedAck = 40e6
+	// rttInPost is which part of an RTT's excess is in the time from post to completion at least: whatever waits in a
+	// network.
+	rttInPost = 0.5
+	// ordinaryShare is the share of its windows that a monitor finds outside the normal where nothing is wrong.
+	ordinaryShare = 0.1
 	// rttsKept is for how many windows after that no other connection is slow.
 	rttsKept = 4
 )
@@ -100,7 +110,8 @@ func (d *slowLinks) judgeRTTs() {
 		usual := all.shared * x.usual.mean
 		x.over += (x.now - usual - x.over) / 2
 		x.long += (x.now - usual - x.long) / 4
-		x.grown = x.over >= usual*max(rttRatio-1, rttVaries*math.Sqrt(x.vary)) && x.over >= leastRTT && x.now >= rttAlso*usual && usual+x.over >= rttRatio*common
+		x.acks = d.delayedAcks(int32(i), usual)
+		x.grown = !x.acks && x.over >= usual*max(rttRatio-1, rttVaries*math.Sqrt(x.vary)) && x.over >= leastRTT && x.now >= rttAlso*usual && usual+x.over >= rttRatio*common
 		if ci := d.ev.Conns[i].Comm; x.grown && d.feelsRTT(ci) {
 			all.ago = 0
 			most = max(most, x.long)
@@ -110,6 +121,18 @@ func (d *slowLinks) judgeRTTs() {
 	if all.ago == 0 {
 		all.excess = most
 	}
+}
+
+// delayedAcks reports whether an RTT may have grown by delayed acknowledgements alone: what is posted completes as soon
+// as ever, as its monitor finds. One that tells nothing, as of small messages, does not say so.
+func (d *slowLinks) delayedAcks(conn int32, usual float64) bool {
+	x, h := &d.rtts.conns[conn], &d.conns[conn]
+	if !h.fresh || !d.settled(&h.base) {
+		return false
+	}
+	x.post += (h.delay - h.base.mean - x.post) / 2
+	now := usual + x.over
+	return x.over >= leastRTT && now >= delayedRTT && now < delayedAck && h.outside < ordinaryShare && x.post < rttInPost*x.over
 }
 
 // commonRTT returns the RTT of most connections, 0 where there are no others, and takes down by what
@@ -194,7 +217,7 @@ func (d *slowLinks) slowByRTT(conn int32) bool {
 		return false
 	}
 	x, ci := &d.rtts.conns[conn], d.ev.Conns[conn].Comm
-	return d.rtts.excessN[ci] > 0 && x.now >= rttAlso*d.rtts.shared*x.usual.mean && x.long >= d.leastExcess(ci) && d.feelsRTT(ci)
+	return !x.acks && d.rtts.excessN[ci] > 0 && x.now >= rttAlso*d.rtts.shared*x.usual.mean && x.long >= d.leastExcess(ci) && d.feelsRTT(ci)
 }
 
 // besideByRTT reports whether a connection's RTT has grown, too, whether anybody waits for it or not.

@@ -30,3 +30,33 @@ func TestRTTThatExcuses(t *testing.T) {
 		}
 	}
 }
+
+// TestDelayedAcks: a round-trip time that has grown by no more than an acknowledgement is delayed is no network's when
+// what is posted completes as soon as before, by a monitor that tells of it.
+func TestDelayedAcks(t *testing.T) {
+	for name, c := range map[string]struct {
+		over, post float64 // ns
+		outside    float32
+		fresh      bool
+		want       bool
+	}{
+		"completes as before":      {10e6, 1e6, 0, true, true},
+		"completes later as well":  {10e6, 12e6, 0, true, false},
+		"windows outside the norm": {10e6, 1e6, 0.4, true, false},
+		"a monitor that is silent": {10e6, 0, 0, false, false},
+		"longer than one is held":  {60e6, 1e6, 0, true, false},
+		"hardly any":               {300e3, 0, 0, true, false},
+	} {
+		x := rtt{over: c.over, post: c.post}
+		x.usual.learn(1e6)
+		h := connHistory{fresh: c.fresh, delay: 3e6 + c.post, outside: c.outside}
+		for range 64 {
+			h.base.learn(3e6)
+		}
+		d := &slowLinks{window: &window{view: &view{}}, conns: []connHistory{h}}
+		d.rtts.conns = []rtt{x}
+		if got := d.delayedAcks(0, 1e6); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}

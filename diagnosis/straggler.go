@@ -31,6 +31,7 @@ type slowRank struct {
 	growth  float64     // of the middle peer's time inside collectives, ns in the window
 	excess  float64     // of its own time, ns in the window
 	ahead   float64     // drags: by how much its middle peer was inside collectives for longer than it, ns
+	alike   bool        // drags: it has peers that do the same, and ahead is measured
 	waited  float64     // inside collectives for longer than usual, ns in the window
 	windows lateWindows // since the first late one
 	allCost float64     // of the windows in which it was slow, no more than mostCost of one, ns
