@@ -133,7 +133,7 @@ func New(o Options) (*Supervisor, error) {
 	case o.Job == "" || o.Job == "." || o.Job == ".." || len(o.Job) > maxName || strings.ContainsAny(o.Job, "/\x00"):
 		return nil, fmt.Errorf("run: job %q: a job needs a name of 1 to %d bytes, without a slash", o.Job, maxName)
 	case len(o.Command) == 0:
-		return nil, errors.New("run: no command; write it after --, as in `lockstep run --ranks 8 -- python train.py`")
+		return nil, errNoCommand
 	case o.Ranks < 1 || o.Spares < 0:
 		return nil, fmt.Errorf("run: %d ranks and %d spares; at least 1 and 0 are needed", o.Ranks, o.Spares)
 	case o.Nodes < 1:

@@ -140,12 +140,17 @@ func (c *Cmd) daemon(ctx context.Context, exe, name string, args []string) (ther
 		return there, false, err
 	}
 	defer log.Close()
-	if err := spawn(exe, args, log); err != nil {
+	pid, err := spawn(exe, args, log)
+	if err != nil {
 		return there, false, err
 	}
 	for {
+		gone := ended(pid)
 		if there, ok := presence.Find(c.RuntimeDir, name); ok {
 			return there, true, nil
+		}
+		if gone {
+			return there, true, fmt.Errorf("it was started and has ended; it says: %s (%s)", lastLine(path), path)
 		}
 		select {
 		case <-ctx.Done():
@@ -156,10 +161,10 @@ func (c *Cmd) daemon(ctx context.Context, exe, name string, args []string) (ther
 }
 
 // spawn starts a process that is nobody's child: what attach becomes would have a child
-// that it knows nothing of. A shell in between ends at once.
-func spawn(exe string, args []string, log *os.File) error {
-	cmd := exec.Command("/bin/sh", append([]string{"-c", `"$@" & `, "sh", exe}, args...)...)
-	cmd.Stdout, cmd.Stderr = log, log
+// that it knows nothing of. A shell in between ends at once, and tells its number.
+func spawn(exe string, args []string, log *os.File) (pid int, err error) {
+	cmd := exec.Command("/bin/sh", append([]string{"-c", `"$@" >&3 2>&3 3>&- & echo $!`, "sh", exe}, args...)...)
+	cmd.ExtraFiles = []*os.File{log}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	for _, kv := range os.Environ() { // what attach's own flags say is passed on by flags
@@ -168,7 +173,21 @@ func spawn(exe string, args []string, log *os.File) error {
 		}
 	}
 	defer keepOwn()()
-	return cmd.Run()
+	out, err := cmd.Output()
+	if err != nil {
+		return 0, fmt.Errorf("start %s: %w", exe, err)
+	}
+	return strconv.Atoi(strings.TrimSpace(string(out)))
+}
+
+// ended reports whether a process is no more, or nothing but a number that nobody has asked for.
+func ended(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return errors.Is(err, os.ErrNotExist)
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(after, "Z") || strings.HasPrefix(after, "X")
 }
 
 // keepOwn has nothing that attach was given (a lock, a pipe) be inherited, until release: it is the command's, and what attach

@@ -1,12 +1,15 @@
 package runcmd
 
 import (
+	"errors"
 	"fmt"
 )
 
 // Validate implements kong's check of a command line.
 func (c *Cmd) Validate() error {
 	switch {
+	case len(c.Command) == 0 || len(c.Command) == 1 && c.Command[0] == "--":
+		return errors.New("no command: write it after --, as in `lockstep run --ranks 8 -- python train.py`")
 	case c.Ranks < 1 || c.Spares < 0:
 		return fmt.Errorf("%d ranks and %d spares; at least 1 and 0 are needed", c.Ranks, c.Spares)
 	case c.Nodes < 1 || c.Ranks%c.Nodes != 0:
