@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -431,34 +432,55 @@ func (d *hangs) abandoned() {
 	if !d.sick && !d.lost {
 		return
 	}
-	for ci := range d.ev.Comms {
-		c := &d.ev.Comms[ci]
-		if d.comms[ci].former {
-			continue
-		}
-		dead, at := int32(-1), int64(0)
-		for i := range c.Members {
-			w := d.world(c.Members[i].World)
-			if w < 0 || !inComm(&c.Members[i]) {
-				continue
-			}
-			if d.state[w].sick() {
-				dead, at = w, d.ev.Ranks[w].ProcAt
-				break // one is enough: blame need not follow to each
-			}
-			if d.state[w] == rankLost {
-				dead, at = w, d.heard(w)
+	s.without = s.without[:0]
+	var mu sync.Mutex
+	inParts(len(d.ev.Comms), len(d.ev.Conns), func(lo, hi int) {
+		for ci := lo; ci < hi; ci++ {
+			if dead, at := d.deadIn(int32(ci)); dead >= 0 {
+				mu.Lock()
+				s.without = append(s.without, memberGone{int32(ci), dead, at})
+				mu.Unlock()
 			}
 		}
-		if dead < 0 {
-			continue
-		}
+	})
+	slices.SortFunc(s.without, func(a, b memberGone) int { return cmp.Compare(a.comm, b.comm) })
+	for _, x := range s.without {
+		c := &d.ev.Comms[x.comm]
 		for i := range c.Members {
 			m := &c.Members[i]
 			w := d.world(m.World)
-			if w >= 0 && m.State == record.CommAborted && s.inside[w] == 0 && s.active[w] < at+int64(d.cfg.ConfirmAfter) {
-				d.graph.wait(waitEdge{from: w, to: dead, comm: int32(ci), since: at})
+			if w >= 0 && m.State == record.CommAborted && s.inside[w] == 0 && s.active[w] < x.at+int64(d.cfg.ConfirmAfter) {
+				d.graph.wait(waitEdge{from: w, to: x.rank, comm: x.comm, since: x.at})
 			}
 		}
 	}
+}
+
+// memberGone is a member of a communicator that is dead, or whose node is silent, since a moment.
+type memberGone struct {
+	comm, rank int32
+	at         int64
+}
+
+// deadIn is a member of a communicator that is dead, or else the last one whose node is silent, and since when; -1 when
+// there is none. One is enough: blame need not follow to each.
+func (d *hangs) deadIn(ci int32) (dead int32, at int64) {
+	dead = -1
+	if d.comms[ci].former {
+		return dead, at
+	}
+	c := &d.ev.Comms[ci]
+	for i := range c.Members {
+		w := d.world(c.Members[i].World)
+		if w < 0 || !inComm(&c.Members[i]) {
+			continue
+		}
+		if d.state[w].sick() {
+			return w, d.ev.Ranks[w].ProcAt
+		}
+		if d.state[w] == rankLost {
+			dead, at = w, d.heard(w)
+		}
+	}
+	return dead, at
 }

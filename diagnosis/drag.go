@@ -21,6 +21,7 @@ type drags struct {
 	ranks   []rankCost
 	// What members of all communicators add to, or ask of, their ranks lies close together: they come in any order.
 	did     []rankDid
+	parts   []dragPart // the sums of shares
 	weights []rankWeight
 	// The stretch that is judged next: a step where the program marks them, else
 	// as long as every communicator in use takes for an operation.
@@ -100,7 +101,7 @@ var horizons = [...]int32{4, 8, 16, costWindows}
 
 func (d *drags) forget() {
 	*d = drags{window: d.window, scratch: d.scratch,
-		cut: d.cut.forgotten(), members: d.members[:0], ops0: d.ops0[:0], grown: d.grown[:0], first: d.first[:0], ranks: d.ranks[:0], did: d.did[:0], slow: d.slow[:0]}
+		cut: d.cut.forgotten(), members: d.members[:0], ops0: d.ops0[:0], grown: d.grown[:0], first: d.first[:0], ranks: d.ranks[:0], did: d.did[:0], parts: d.parts, slow: d.slow[:0]}
 }
 
 func (d *drags) find(found []finding) []finding {
@@ -173,46 +174,6 @@ func (d *drags) judge() {
 
 	d.learn(usual, float32(common))
 	d.begin()
-}
-
-// sum sums up what every rank did in the window and what its history says of it.
-func (d *drags) sum(elapsed float64) (own, ops, active float64) {
-	d.grown, d.inside = zeroed(d.grown, len(d.ev.Comms)), zeroed(d.inside, len(d.ev.Comms))
-	d.did = zeroed(d.did, len(d.ranks))
-	for ci := range d.ev.Comms {
-		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
-		least, told := math.Inf(1), 0
-		in := &d.inside[ci]
-		for i := range members {
-			m, u := &members[i], &of[i]
-			now := d.until(ci, i)
-			n := now.ops - u.ops
-			in.ops, in.wait, in.transfer = in.ops+m.Ops, in.wait+m.WaitNs, in.transfer+m.TransferNs
-			if uint32(m.World) >= uint32(len(d.ranks)) || n == 0 || now.ops < u.ops {
-				continue
-			}
-			x := &d.did[m.World]
-			x.own += float32(now.own - u.own)
-			x.inside += float32(now.inside - u.inside)
-			if u.n > 0 {
-				x.pred += u.ownNs / u.n * float32(n)
-				x.usual += u.insideNs / u.n * float32(n)
-				told++
-				least = min(least, float64(now.inside-u.inside)-float64(u.insideNs/u.n)*float64(n))
-			}
-			own += float64(now.own - u.own)
-			ops += float64(n)
-		}
-		if told > 1 && 4*told >= 3*len(members) {
-			d.grown[ci] = float32(least / elapsed)
-		}
-	}
-	for r := range d.ranks {
-		if d.did[r].own > 0 {
-			active++
-		}
-	}
-	return own, ops, active
 }
 
 // isUsual reports whether the job as a whole does what it does as a rule: neither a

@@ -25,3 +25,50 @@ func TestInParts(t *testing.T) {
 		}
 	})
 }
+
+// TestShares: every communicator is in one share, in order, and the shares of many members are about as large.
+func TestShares(t *testing.T) {
+	members := make([]Member, 300)
+	rapid.Check(t, func(t *rapid.T) {
+		sizes := rapid.SliceOfN(rapid.IntRange(0, 300), 0, 2000).Draw(t, "sizes")
+		if rapid.Bool().Draw(t, "many") {
+			for range 400 {
+				sizes = append(sizes, 300)
+			}
+		}
+		ev, all := &Evidence{}, 0
+		for _, n := range sizes {
+			ev.Comms = append(ev.Comms, Comm{Members: members[:n]})
+			all += n
+		}
+		var s shares
+		at, most := 0, 0
+		for _, x := range s.cut(ev) {
+			if x.lo != at || x.hi < x.lo {
+				t.Fatalf("a share of %d to %d after %d", x.lo, x.hi, at)
+			}
+			n := 0
+			for ci := x.lo; ci < x.hi; ci++ {
+				n += sizes[ci]
+			}
+			at, most = x.hi, max(most, n)
+		}
+		if at != len(sizes) {
+			t.Fatalf("shares end at %d of %d", at, len(sizes))
+		}
+		if all >= manyItems && most > all/mostShares+600 {
+			t.Errorf("a share of %d of %d members", most, all)
+		}
+		seen := make([]atomic.Int32, len(sizes))
+		inShares(s.of, func(_, lo, hi int) {
+			for ci := lo; ci < hi; ci++ {
+				seen[ci].Add(1)
+			}
+		})
+		for ci := range seen {
+			if seen[ci].Load() != 1 {
+				t.Errorf("communicator %d is in %d shares", ci, seen[ci].Load())
+			}
+		}
+	})
+}

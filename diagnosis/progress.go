@@ -248,18 +248,30 @@ func (v *view) sumRanks() {
 		return
 	}
 	v.summed = true
-	v.sums = zeroed(v.sums, len(v.ev.Ranks))
-	for ci := range v.ev.Comms {
-		members := v.ev.Comms[ci].Members
-		for i := range members {
-			m := &members[i]
-			if uint32(m.World) >= uint32(len(v.sums)) {
-				continue
+	of := v.shares.cut(v.ev)
+	v.partSums = resized(v.partSums, len(of))
+	inShares(of, func(k, lo, hi int) {
+		v.partSums[k] = zeroed(v.partSums[k], len(v.ev.Ranks))
+		sums := v.partSums[k]
+		for ci := lo; ci < hi; ci++ {
+			members := v.ev.Comms[ci].Members
+			for i := range members {
+				m := &members[i]
+				if uint32(m.World) >= uint32(len(sums)) {
+					continue
+				}
+				s := &sums[m.World]
+				s.ops += m.Ops
+				s.own += m.OwnNs
+				s.inside += m.WaitNs + m.TransferNs
 			}
-			s := &v.sums[m.World]
-			s.ops += m.Ops
-			s.own += m.OwnNs
-			s.inside += m.WaitNs + m.TransferNs
+		}
+	})
+	v.sums = v.partSums[0]
+	for _, part := range v.partSums[1:] {
+		for r := range part {
+			s, x := &v.sums[r], &part[r]
+			s.ops, s.own, s.inside = s.ops+x.ops, s.own+x.own, s.inside+x.inside
 		}
 	}
 }

@@ -64,14 +64,10 @@ const (
 // watchRTT takes over a connection's RTT; anew where it is another connection than before. It reports
 // whether the RTT is known. Where no transport tells any it costs nothing.
 func (d *slowLinks) watchRTT(i int, anew bool) bool {
-	c, all := &d.ev.Conns[i], &d.rtts
-	if all.conns == nil && c.RTTNs == 0 {
+	if d.rtts.conns == nil {
 		return false
 	}
-	if len(all.conns) < len(d.ev.Conns) {
-		all.conns = append(all.conns, make([]rtt, len(d.ev.Conns)-len(all.conns))...)
-	}
-	x := &all.conns[i]
+	c, x := &d.ev.Conns[i], &d.rtts.conns[i]
 	if anew {
 		*x = rtt{}
 	}

@@ -276,50 +276,6 @@ func (d *slowLinks) twoNodes(t record.Transport) (two [2]int32, ok bool) {
 	return two, two[0] >= 0
 }
 
-// observe takes over what the connections' monitors have added since the last
-// window; false when there is nothing new.
-func (d *slowLinks) observe() bool {
-	elapsed := float64(d.now - d.start)
-	any := false
-	for i := range d.ev.Conns {
-		c, h := &d.ev.Conns[i], &d.conns[i]
-		h.fresh = false
-		if c.Comm < 0 || int(c.Comm) >= len(d.comms) {
-			d.forgetRTT(i)
-			continue
-		}
-		flights := h.flights
-		h.flights = 0
-		id := d.comms[c.Comm].id
-		if !h.known || h.comm != id || h.src != c.Src || h.dst != c.Dst || c.Windows < h.windows || c.SlowWindows < h.slow {
-			any = d.watchRTT(i, true) || any
-			*h = connHistory{known: true, comm: id, src: c.Src, dst: c.Dst, windows: c.Windows, slow: c.SlowWindows, resent: c.Resent}
-			continue
-		}
-		any = d.watchRTT(i, false) || any
-		d.watchLooks(h, c.Comm, float32(flights)/float32(d.passes))
-		n := c.Windows - h.windows
-		h.delay = delay(c)
-		if n == 0 || h.delay == 0 {
-			continue
-		}
-		h.fresh, any = true, true
-		h.share = float32(c.SlowWindows-h.slow) / float32(n)
-		h.windows, h.slow = c.Windows, c.SlowWindows
-		h.watchShare(c.Cause)
-		h.watchAgain(c.Resent)
-		if h.often(c) {
-			d.inside[c.Comm].look = true
-		}
-		h.flight = float32(flights) / float32(d.passes)
-		h.held = 0
-		if d.settled(&h.base) {
-			h.held = float32((h.delay - h.base.mean) * float64(n) / elapsed)
-		}
-	}
-	return any
-}
-
 // watchShare takes down what a monitor lays to the network.
 func (h *connHistory) watchShare(cause record.Cause) {
 	h.outside += (min(h.share, 1) - h.outside) / 3

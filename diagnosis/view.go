@@ -27,14 +27,17 @@ type view struct {
 	open    *tracker // incidents that are open
 
 	// Of this pass:
-	ev     *Evidence
-	now    int64
-	asOf   []int64 // by node: how far its ranks' state is known
-	state  []rankState
-	sums   []rankSums // by world rank, once sumRanks has been called
-	summed bool
-	held   []int32 // communicators with an operation open for too long
-	byComm connIndex
+	ev    *Evidence
+	now   int64
+	asOf  []int64 // by node: how far its ranks' state is known
+	state []rankState
+	sums  []rankSums // by world rank, once sumRanks has been called
+	// What is summed up over all members is so in shares: these are the sums of each.
+	shares   shares
+	partSums [][]rankSums
+	summed   bool
+	held     []int32 // communicators with an operation open for too long
+	byComm   connIndex
 
 	alive, ended int  // ranks of this attempt
 	sick         bool // some rank's process is stopped or gone

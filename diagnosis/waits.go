@@ -9,17 +9,18 @@ import (
 
 // hangScratch is what a pass with something held up works on.
 type hangScratch struct {
-	nodes   []waitNode // nodes of the graph beyond the ranks
-	active  []int64    // by rank: last time its program or an operation moved
-	inside  []int32    // by rank: operations that it is in
-	member  []bool     // by rank: belongs to some communicator
-	heldFor []int64    // by rank: for how long it has been in a held operation
-	left    []int64    // by rank: when it left its last operation, or, before the first one, when its communicator was seen first
-	entered []int64    // by rank: when it entered the first of those that it is in, 0 when it is in none
-	away    int64      // the longest that any rank was outside before what it is in now, ns
-	full    []int32    // by rank: 1 + the communicator of the operation it is in that all have entered, the one last entered; 0: none
-	fullAt  []int64    // by rank: when the last came into that
-	failed  []int32    // ranks whose GPUs keep them in an operation
+	nodes   []waitNode   // nodes of the graph beyond the ranks
+	active  []int64      // by rank: last time its program or an operation moved
+	inside  []int32      // by rank: operations that it is in
+	member  []bool       // by rank: belongs to some communicator
+	heldFor []int64      // by rank: for how long it has been in a held operation
+	left    []int64      // by rank: when it left its last operation, or, before the first one, when its communicator was seen first
+	entered []int64      // by rank: when it entered the first of those that it is in, 0 when it is in none
+	away    int64        // the longest that any rank was outside before what it is in now, ns
+	full    []int32      // by rank: 1 + the communicator of the operation it is in that all have entered, the one last entered; 0: none
+	fullAt  []int64      // by rank: when the last came into that
+	failed  []int32      // ranks whose GPUs keep them in an operation
+	without []memberGone // communicators with a member that is dead or silent
 	starts  []int32
 	open    []int32 // members of one communicator
 	blind   []int32 // of them, those that nothing says for whom they wait
