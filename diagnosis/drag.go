@@ -43,6 +43,7 @@ type drags struct {
 	paces    [costWindows]float32   // of the last windows, in parts of the usual one, but for what all ranks spend more
 	short    float64                // the usual distance of a rank from its norm in a window, as a share of it
 	usual    [len(horizons)]float64 // the same of means over so many windows
+	joint    jointNoise
 	slow     []slowRank
 	measured int32 // windows that noise has been measured in
 	few      bool  // the window that is judged is of few steps
@@ -293,6 +294,7 @@ func (d *drags) measure(elapsed, common float64) {
 		}
 	}
 	d.scratch = short
+	d.measureNodes()
 	apart(short)
 	d.unexplained = d.mostlySlower() - float64(most)
 	if len(short) == 0 {

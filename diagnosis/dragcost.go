@@ -46,7 +46,68 @@ func (d *drags) alike(r int32, h int) float64 {
 	if !d.wholeFor(node, horizons[h]) {
 		return 1
 	}
-	return math.Sqrt(float64(min(len(d.onNode[node]), mostTogether)))
+	return min(d.joint.less(), math.Sqrt(float64(min(len(d.onNode[node]), mostTogether))))
+}
+
+// jointNoise tells by how much less a node's ranks wander as one than each by itself: those that wander by themselves
+// by the root of their number, and those that share their work, as a tensor-parallel group shares its sequences, not at
+// all.
+type jointNoise struct {
+	one, each float64 // mean distances from the norm in a window: of the mean of a node's ranks, and of one rank
+	n         int32   // windows
+}
+
+const (
+	leastJoint = 3 // windows that tell
+	farJoint   = 3 // times as far as nodes have been: that is a fault, of one of them or not
+)
+
+func (x *jointNoise) less() float64 {
+	if x.n < leastJoint || x.one <= 0 {
+		return 1
+	}
+	return max(1, x.each/x.one)
+}
+
+// measureNodes notes how nodes wander in this window, beside their ranks, apart from what all have in common. A node of
+// which a rank is far outside, or watched, tells nothing: it may be slow.
+func (d *drags) measureNodes() {
+	at := (d.windows - 1) % costWindows
+	cost := func(r int32) (float64, bool) {
+		if int(r) >= len(d.ranks) || d.state[r] != rankAlive || d.ranks[r].seen < minWindows || d.ranks[r].odd || d.watched(r) {
+			return 0, false
+		}
+		return float64(d.ranks[r].cost[at]), true
+	}
+	all, n := 0.0, 0.0
+	for r := range d.ranks {
+		if c, ok := cost(int32(r)); ok {
+			all, n = all+c, n+1
+		}
+	}
+	one, each, nodes := 0.0, 0.0, 0.0
+	for _, ranks := range d.onNode {
+		sum, far, of := 0.0, 0.0, 0
+		for _, r := range ranks {
+			if c, ok := cost(r); ok {
+				sum, far, of = sum+c-all/n, far+math.Abs(c-all/n), of+1
+			}
+		}
+		if k := float64(of); of > 1 && of == len(ranks) {
+			one, each, nodes = one+math.Abs(sum/k), each+far/k, nodes+1
+		}
+	}
+	if nodes < 2 {
+		return
+	}
+	x := &d.joint
+	if x.n >= leastJoint && one/nodes > farJoint*x.one {
+		return
+	}
+	x.n++
+	weight := 1 / float64(min(x.n, 64))
+	x.one += (one/nodes - x.one) * weight
+	x.each += (each/nodes - x.each) * weight
 }
 
 // mostTogether of a node's ranks count as so many that wander by themselves: they share a host.
