@@ -118,7 +118,7 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 	transports := map[record.Transport]bool{}
 	for i := range d.slow {
 		x := &d.slow[i]
-		if d.links.lateEnd(x.cell) || d.crowded(x.cell.src) || d.crowded(x.cell.dst) || x.times == 0 && d.links.elsewhere(x.conn, x.comm) || d.explained(found, x) {
+		if d.links.lateEnd(x.cell) || d.crowded(x.cell.src) || d.crowded(x.cell.dst) || x.times == 0 && d.links.elsewhere(x.conn, x.comm) || d.explained(found, x) || lost && d.slowWithin(found, s.comm) {
 			return found
 		}
 		cells = append(cells, x.cell)
@@ -348,5 +348,24 @@ func (d *moves) explained(found []finding, x *movedConn) bool {
 			return k.Rank == x.cell.src || k.Rank == x.cell.dst || k.Peer == x.cell.src || k.Peer == x.cell.dst ||
 				k.Kind == CulpritNode && (k.Node == d.nodeName(x.cell.src) || k.Node == d.nodeName(x.cell.dst))
 		}))
+	})
+}
+
+// slowWithin reports whether something slow has been found already between members of a communicator: its collectives
+// take longer for that, and what is sent again now and then over another connection has nothing to do with it.
+func (d *moves) slowWithin(found []finding, ci int32) bool {
+	has := func(of func(rank int32) bool) bool {
+		return slices.ContainsFunc(d.ev.Comms[ci].Members, func(m Member) bool { return of(m.World) })
+	}
+	return slices.ContainsFunc(found, func(f finding) bool {
+		return f.Class == CommunicationSlow && slices.ContainsFunc(f.Culprits, func(k Culprit) bool {
+			switch k.Kind {
+			case CulpritNode:
+				return has(func(r int32) bool { return d.world(r) >= 0 && d.nodeName(r) == k.Node })
+			case CulpritConnection:
+				return has(func(r int32) bool { return r == k.Rank }) && has(func(r int32) bool { return r == k.Peer })
+			}
+			return has(func(r int32) bool { return r == k.Rank })
+		})
 	})
 }
