@@ -39,9 +39,15 @@ const (
 	// lateWorth is a chance that is worth looking at communicators that are alike, of which so many are.
 	lateWorth = 1e-3
 	mostAlike = 16
+	// leastElsewhere communicators with ranks that are as late, and a quarter of those that are looked at, say that
+	// something else is behind it.
+	leastElsewhere = 2
 	// spendsLeast is which part of its lateness a rank spends of its own in windows of the same time: of one
 	// window mostCost counts at most, and rounds and windows do not end together.
 	spendsLeast = 0.5
+	// spendsMost is the same where ranks elsewhere are as late: those that one of them holds up spend some more, too,
+	// of what they do meanwhile.
+	spendsMost = 0.6
 	// mostLost is how many times a rank's lateness the job may lose for it to be the cause.
 	mostLost = 3
 	// stillCosts is which part of it goes on.
@@ -154,7 +160,10 @@ func (d *arrivals) over(ci, r int32, h int, alone func() bool) (s lateRank, ok b
 		return s, false
 	}
 	late := min(latenessOf(r, x.rounds.all[first:]), slower)
-	if s.cost = min(s.cost, slower); s.cost < max(leastCost, d.drags.hungry(r)) || !d.spends(r, s.since, late) && (!alone() || heldUp(r, x.rounds.all[first:])) || d.recovered(&s) {
+	if s.cost = min(s.cost, slower); s.cost < max(leastCost, d.drags.hungry(r)) || !d.spends(r, s.since, spendsLeast*late) && (!alone() || heldUp(r, x.rounds.all[first:])) || d.recovered(&s) {
+		return s, false
+	}
+	if !d.spends(r, s.since, spendsMost*late) && d.elsewhere(&s) {
 		return s, false
 	}
 	chance, lasted := d.chance(&s), d.now-s.since
@@ -273,6 +282,33 @@ func (d *arrivals) alike(ci int32, since int64, least float64) (times, of float6
 	return times, of
 }
 
+// elsewhere reports whether ranks of other nodes are as late in communicators like one since the same moment: what
+// holds up so many is none of them.
+func (d *arrivals) elsewhere(s *lateRank) bool {
+	node, members := nodeOf(d.ev, s.rank), len(d.ev.Comms[s.comm].Members)
+	looked, late := 0, 0
+	for _, o := range d.known {
+		x := &d.of[o]
+		if looked == mostAlike {
+			break
+		}
+		if o == s.comm || len(d.ev.Comms[o].Members) != members || d.comms[o].former {
+			continue
+		}
+		looked++
+		times := 0
+		for i := len(x.rounds.all) - 1; i >= 0 && x.rounds.all[i].from >= s.since; i-- {
+			if p := &x.rounds.all[i]; p.rank >= 0 && p.rank != s.rank && float64(p.late) >= asLate*s.late && nodeOf(d.ev, p.rank) != node {
+				times++
+			}
+		}
+		if 2*times >= s.times {
+			late++
+		}
+	}
+	return late >= leastElsewhere && 4*late >= looked
+}
+
 // together is by how many times the number of a member's late rounds, of so many in a row, varies more than
 // that of rare and independent ones: its variance by its mean, over those before a round.
 func (d *arrivals) together(ci int32, before, of int, least float64) float64 {
@@ -376,11 +412,11 @@ func (d *arrivals) onlyHere(r, ci int32) bool {
 	return true
 }
 
-// spends reports whether a rank's own time has grown since a moment by a good part of what it has been late
+// spends reports whether a rank's own time has grown since a moment by so much, a good part of what it has been late
 // for since then: who is late since others held it up has spent no more of its own.
 func (d *arrivals) spends(r int32, since int64, cost float64) bool {
 	n := d.drags.windowsSince(since)
-	return n > 0 && uint32(r) < uint32(len(d.drags.ranks)) && d.drags.ranks[r].mean(d.drags.windows, 0, n) >= spendsLeast*cost
+	return n > 0 && uint32(r) < uint32(len(d.drags.ranks)) && d.drags.ranks[r].mean(d.drags.windows, 0, n) >= cost
 }
 
 // heldUp reports whether a rank is late where the collective before is not known, and not where it is: then it was
