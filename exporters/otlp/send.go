@@ -142,10 +142,15 @@ func classify(err error) error {
 	default:
 		return backoff.Permanent(err)
 	}
-	if d := after.GetRetryDelay().AsDuration(); d > 0 {
-		return errors.Join(err, &backoff.RetryAfterError{Duration: d})
+	return pause(err, after.GetRetryDelay().AsDuration())
+}
+
+// pause is err of a backend that wants to be left alone for d, which may be any number.
+func pause(err error, d time.Duration) error {
+	if d <= 0 {
+		return err
 	}
-	return err
+	return errors.Join(err, &backoff.RetryAfterError{Duration: min(d, maxPause)})
 }
 
 func (s *sender) client(c Config) {
@@ -239,13 +244,10 @@ func classifyHTTP(resp *http.Response, err error) error {
 		return backoff.Permanent(err)
 	}
 	after := resp.Header.Get("Retry-After")
-	if seconds, e := strconv.Atoi(after); e == nil && seconds > 0 {
-		return errors.Join(err, backoff.RetryAfter(seconds))
-	}
 	if at, e := http.ParseTime(after); e == nil {
-		if d := time.Until(at); d > 0 {
-			return errors.Join(err, &backoff.RetryAfterError{Duration: d})
-		}
+		return pause(err, time.Until(at))
 	}
-	return err
+	// What does not fit an int64 is cut to its ends.
+	seconds, _ := strconv.ParseInt(after, 10, 64)
+	return pause(err, time.Duration(min(seconds, int64(maxPause/time.Second)))*time.Second)
 }

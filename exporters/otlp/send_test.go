@@ -73,34 +73,68 @@ func TestRefusalIsFinal(t *testing.T) {
 	}
 }
 
-// A backend that asks for a longer pause than a batch is kept for gets it.
+// A backend that asks for a longer pause than a batch is kept for gets it, whatever number it names: it is neither
+// asked again at once, nor never again.
 func TestALongPauseIsKept(t *testing.T) {
 	t.Parallel()
-	r := newReceiver()
-	r.answer = func(int) (*coltracepb.ExportTraceServiceResponse, error) {
-		s, _ := status.New(codes.ResourceExhausted, "busy").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(2 * time.Minute)})
-		return nil, s.Err()
-	}
-	tracer := newTracer(t, config(r.serveGRPC(t)), otlp.Options{})
-	tracer.Collective(collective(1, true))
-	for deadline := time.Now().Add(bound); ; time.Sleep(5 * time.Millisecond) {
-		if _, dropped := counts(t, tracer); dropped[names.DropExportFailed] == spansOf {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the first batch is not given up")
+	overGRPC := func(pause *durationpb.Duration) func(*testing.T, *receiver) otlp.Config {
+		return func(t *testing.T, r *receiver) otlp.Config {
+			r.answer = func(int) (*coltracepb.ExportTraceServiceResponse, error) {
+				s, _ := status.New(codes.ResourceExhausted, "busy").WithDetails(&errdetails.RetryInfo{RetryDelay: pause})
+				return nil, s.Err()
+			}
+			return config(r.serveGRPC(t))
 		}
 	}
-	tracer.Collective(collective(2, true))
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if err := tracer.Shutdown(ctx); err == nil {
-		t.Error("nothing left behind")
+	overHTTP := func(after string) func(*testing.T, *receiver) otlp.Config {
+		return func(t *testing.T, r *receiver) otlp.Config {
+			web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				r.mu.Lock()
+				r.requests++
+				r.mu.Unlock()
+				w.Header().Set("Retry-After", after)
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}))
+			t.Cleanup(web.Close)
+			return otlp.Config{Endpoint: web.URL + "/v1/traces", Protocol: otlp.HTTP, Timeout: bound}
+		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if _, dropped := counts(t, tracer); r.requests != 1 || dropped[names.DropShutdown] != spansOf {
-		t.Errorf("%d requests, dropped %v", r.requests, dropped)
+	for name, backend := range map[string]func(*testing.T, *receiver) otlp.Config{
+		"grpc":                           overGRPC(durationpb.New(2 * time.Minute)),
+		"grpc, longer than a Duration":   overGRPC(&durationpb.Duration{Seconds: 315_576_000_000}),
+		"http":                           overHTTP("120"),
+		"http, longer than a Duration":   overHTTP("10000000000"),
+		"http, more than 64 bits":        overHTTP("99999999999999999999"),
+		"http, a date":                   overHTTP(time.Now().Add(time.Hour).UTC().Format(http.TimeFormat)),
+		"http, a date beyond a Duration": overHTTP("Fri, 31 Dec 9999 23:59:59 GMT"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newReceiver()
+			tracer := newTracer(t, backend(t, r), otlp.Options{})
+			tracer.Collective(collective(1, true))
+			for deadline := time.Now().Add(bound); ; time.Sleep(5 * time.Millisecond) {
+				if _, dropped := counts(t, tracer); dropped[names.DropExportFailed] == spansOf {
+					break
+				}
+				if time.Now().After(deadline) {
+					r.mu.Lock()
+					defer r.mu.Unlock()
+					t.Fatalf("the first batch is not given up after %d requests", r.requests)
+				}
+			}
+			tracer.Collective(collective(2, true))
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			if err := tracer.Shutdown(ctx); err == nil {
+				t.Error("nothing left behind")
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if _, dropped := counts(t, tracer); r.requests != 1 || dropped[names.DropShutdown] != spansOf {
+				t.Errorf("%d requests, dropped %v", r.requests, dropped)
+			}
+		})
 	}
 }
 
