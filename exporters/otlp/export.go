@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	batchOperations = 512 // a request of some 1.5 thousand spans, well below gRPC's 4 MiB
+	batchOperations = 512     // some 1.5 thousand spans, as a rule in one request
+	maxRequest      = 2 << 20 // bytes of spans with which a request is full: gRPC's servers take 4 MiB
 	batchDelay      = 200 * time.Millisecond
 	batchesWaiting  = 8
 	retryFor        = time.Minute
@@ -116,17 +117,18 @@ func (e *exporter) encode() {
 		}
 		for more := true; more; {
 			more = e.take(pending)
-			b := enc.batch(pending)
-			e.events.Add(uint64(enc.leftOut))
-			enc.leftOut = 0
-			if b.spans > 0 {
+			for rest := pending.operations; len(rest) > 0; {
+				var b batch
+				b, rest = enc.batch(pending, rest)
 				e.batches <- b // the sender empties it until it is closed
 			}
+			e.events.Add(uint64(enc.leftOut))
+			enc.leftOut = 0
 		}
 	}
 }
 
-// batchEncoder turns operations into one request, grouped by job.
+// batchEncoder turns operations into requests, grouped by job.
 type batchEncoder struct {
 	encoder
 	groups []group
@@ -137,11 +139,12 @@ type group struct {
 	spans    []byte
 }
 
-func (e *batchEncoder) batch(p *pending) batch {
-	used := 0
-	b := batch{}
-	for i := range p.operations {
-		o := &p.operations[i]
+// batch encodes operations of p until a request is full, and returns those that are left.
+func (e *batchEncoder) batch(p *pending, operations []taken) (b batch, rest []taken) {
+	used, size := 0, 0
+	for len(operations) > 0 && size < maxRequest {
+		o := &operations[0]
+		operations = operations[1:]
 		g := 0
 		for g < used && e.groups[g].resource != o.track.resource {
 			g++
@@ -153,20 +156,21 @@ func (e *batchEncoder) batch(p *pending) batch {
 			e.groups[g].resource, e.groups[g].spans = o.track.resource, e.groups[g].spans[:0]
 			used++
 		}
-		var n int
+		n, before, spans := 1, len(e.groups[g].spans), e.groups[g].spans
 		if o.history {
-			e.groups[g].spans = e.history(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], p.links[o.fromLink:o.toLink], o.leftOut)
-			b.spans++
-			continue
+			spans = e.history(spans, &o.operation, p.windows[o.fromWindow:o.toWindow], p.links[o.fromLink:o.toLink], o.leftOut)
+		} else {
+			spans, n = e.operation(spans, &o.operation, p.windows[o.fromWindow:o.toWindow], p.links[o.fromLink:o.toLink], p.peers[o.fromPeer:o.toPeer])
 		}
-		e.groups[g].spans, n = e.operation(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], p.links[o.fromLink:o.toLink], p.peers[o.fromPeer:o.toPeer])
+		e.groups[g].spans = spans
 		b.spans += n
+		size += len(spans) - before
 	}
 	for i := range e.groups[:used] {
 		b.request = e.groups[i].resource.appendRequest(b.request, e.groups[i].spans)
 		e.groups[i].resource = nil
 	}
-	return b
+	return b, operations
 }
 
 func (e *exporter) send() {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -50,6 +51,9 @@ const (
 	maxResources = 256
 )
 
+// maxAround bounds the windows and changes around collectives that wait to be encoded, 4 MiB.
+const maxAround = 1 << 16
+
 const maxSpans = 3 + collector.MaxPeers // of one operation: the rank's, wait, transfer, what each peer sent
 
 // Tracer is the collector.Tracer that exports collectives over OTLP. Collective
@@ -75,6 +79,7 @@ type Tracer struct {
 	asked     asked
 	queue     []waiting // ring
 	head, len int
+	around    int // windows and changes that histories in the queue have
 	tracks    map[trackKey]*track
 	resources map[string]*jobResource
 }
@@ -84,6 +89,14 @@ type waiting struct {
 	pos     uint64
 	spans   int32             // for the drop counter, should memory be overwritten first
 	history *collector.Around // not nil: only this goes out, as a span below the rank's
+}
+
+// events is how many windows and changes wait with it.
+func (w *waiting) events() int {
+	if w.history == nil {
+		return 0
+	}
+	return len(w.history.Windows) + len(w.history.Links)
 }
 
 var _ collector.HistoryTracer = (*Tracer)(nil)
@@ -190,7 +203,7 @@ func (t *Tracer) History(job string, commID uint64, kind record.CollKind, seq ui
 		o.historyOut = true
 		w, l := min(len(h.Windows), collector.MaxHistory), min(len(h.Links), collector.MaxHistory)
 		h.LeftOut += len(h.Windows) - w + len(h.Links) - l
-		h.Windows, h.Links = h.Windows[:w], h.Links[:l]
+		h.Windows, h.Links = slices.Clone(h.Windows[:w]), slices.Clone(h.Links[:l]) // they may be part of much more
 		if t.enqueue(waiting{pos, 1, &h}) {
 			spans++
 		}
@@ -377,10 +390,11 @@ func (t *Tracer) offer(pos uint64) bool {
 }
 
 func (t *Tracer) enqueue(w waiting) bool {
-	if t.len == len(t.queue) {
+	if t.len == len(t.queue) || t.around+w.events() > maxAround {
 		t.exporter.drop(names.DropQueueFull, int(w.spans))
 		return false
 	}
+	t.around += w.events()
 	t.queue[(t.head+t.len)%len(t.queue)] = w
 	t.len++
 	if t.len == 1 || t.len == len(t.queue)/2 {
@@ -397,8 +411,10 @@ func (t *Tracer) take(b *pending) (more bool) {
 	defer t.mu.Unlock()
 	for t.len > 0 && len(b.operations) < cap(b.operations) {
 		w := t.queue[t.head]
+		t.queue[t.head].history = nil
 		t.head = (t.head + 1) % len(t.queue)
 		t.len--
+		t.around -= w.events()
 		if w.pos < t.oldest() {
 			t.exporter.drop(names.DropEvicted, int(w.spans))
 			continue
@@ -407,7 +423,6 @@ func (t *Tracer) take(b *pending) (more bool) {
 		x := taken{operation: o, fromWindow: len(b.windows), fromLink: len(b.links), fromPeer: len(b.peers), history: w.history != nil}
 		if x.history {
 			b.windows, b.links, x.leftOut = append(b.windows, w.history.Windows...), append(b.links, w.history.Links...), w.history.LeftOut
-			t.queue[(t.head+len(t.queue)-1)%len(t.queue)].history = nil
 		} else {
 			b.windows, b.links, b.peers = t.windowsOf(b.windows, &o), t.linksOf(b.links, &o), t.peersOf(b.peers, &o)
 		}
