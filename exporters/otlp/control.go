@@ -2,6 +2,7 @@ package otlp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -76,7 +77,7 @@ func (c *Control) Describe(ch chan<- *prometheus.Desc) {
 func (c *Control) Collect(ch chan<- prometheus.Metric) {
 	q := c.queue
 	ch <- prometheus.MustNewConstMetric(exportedDesc, prometheus.CounterValue, float64(q.exported.Load()))
-	for reason, n := range map[string]*atomic.Uint64{names.DropQueueFull: &q.full, names.DropExportFailed: &q.failed, names.DropShutdown: &q.late} {
+	for reason, n := range map[string]*atomic.Uint64{names.DropQueueFull: &q.full, names.DropExportFailed: &q.failed, names.DropRejected: &q.rejected, names.DropShutdown: &q.late} {
 		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(n.Load()), reason)
 	}
 }
@@ -96,7 +97,7 @@ type queue struct {
 	done     chan struct{}
 	once     sync.Once
 
-	exported, full, failed, late atomic.Uint64
+	exported, full, failed, rejected, late atomic.Uint64
 }
 
 func newQueue(e sdktrace.SpanExporter, running context.Context) *queue {
@@ -158,9 +159,15 @@ func (q *queue) drain() {
 		if len(batch) == 0 {
 			return
 		}
+		var partly *partial
 		switch err := q.exporter.ExportSpans(q.running, batch); {
 		case err == nil:
 			q.exported.Add(uint64(len(batch)))
+		case errors.As(err, &partly):
+			rejected := min(uint64(max(partly.rejected, 0)), uint64(len(batch)))
+			q.exported.Add(uint64(len(batch)) - rejected)
+			q.rejected.Add(rejected)
+			otel.Handle(err)
 		case q.running.Err() != nil:
 			q.late.Add(uint64(len(batch)))
 		default:
@@ -231,7 +238,21 @@ func (c client) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpans
 		return fmt.Errorf("otlp: %s: %w", c.to.endpoint, err)
 	}
 	if rejected > 0 || message != "" {
-		return fmt.Errorf("otlp: %s rejected %d spans: %s", c.to.endpoint, rejected, message)
+		return &partial{c.to.endpoint, rejected, message}
 	}
 	return nil
+}
+
+// partial is the error of a request that a backend has accepted, but for some spans, or with a warning.
+type partial struct {
+	endpoint string
+	rejected int64
+	message  string
+}
+
+func (p *partial) Error() string {
+	if p.rejected <= 0 {
+		return fmt.Sprintf("otlp: %s took the spans, and says: %s", p.endpoint, p.message)
+	}
+	return fmt.Sprintf("otlp: %s rejected %d spans: %s", p.endpoint, p.rejected, p.message)
 }

@@ -3,6 +3,7 @@ package otlp_test
 import (
 	"context"
 	"encoding/hex"
+	"maps"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,6 +63,41 @@ func TestControlCountsWhatIsLost(t *testing.T) {
 	n := collected(t, tracer)
 	if n[""] != 0 || n[names.DropExportFailed] == 0 || sum(n) != spans {
 		t.Errorf("of %d spans counted %v", spans, n)
+	}
+}
+
+// What a backend accepts is exported, though it rejects some spans, or has something to say.
+func TestControlCountsPartialSuccess(t *testing.T) {
+	for name, tt := range map[string]struct {
+		rejected int64
+		want     map[string]float64
+	}{
+		"a warning":      {0, map[string]float64{"": 5}},
+		"rejected spans": {2, map[string]float64{"": 3, names.DropRejected: 2}},
+		"more than sent": {99, map[string]float64{names.DropRejected: 5}},
+	} {
+		r := newReceiver()
+		r.answer = func(int) (*coltracepb.ExportTraceServiceResponse, error) {
+			return &coltracepb.ExportTraceServiceResponse{PartialSuccess: &coltracepb.ExportTracePartialSuccess{RejectedSpans: tt.rejected, ErrorMessage: "deprecated"}}, nil
+		}
+		tracer, err := otlp.NewControl(config(r.serveGRPC(t)), "lockstep/master")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			_, span := tracer.Start(context.Background(), "x")
+			span.End()
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), bound)
+		defer cancel()
+		if err := tracer.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+		n := collected(t, tracer)
+		maps.DeleteFunc(n, func(_ string, v float64) bool { return v == 0 })
+		if r.requests != 1 || !maps.Equal(n, tt.want) {
+			t.Errorf("%s: counted %v in %d requests, want %v", name, n, r.requests, tt.want)
+		}
 	}
 }
 

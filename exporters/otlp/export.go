@@ -182,8 +182,11 @@ func (e *exporter) send() {
 			rejected = min(max(rejected, 0), int64(b.spans))
 			e.exported.Add(uint64(b.spans) - uint64(rejected))
 			e.drop(names.DropRejected, int(rejected))
-			if rejected > 0 || message != "" {
-				e.warn("the backend rejected spans", "rejected", rejected, "message", message)
+			switch {
+			case rejected > 0:
+				e.warn("the backend rejected spans", "rejected", rejected, "spans", b.spans, "message", message)
+			case message != "": // a warning: it has taken all of them
+				e.warn("the backend took the spans, and says", "message", message)
 			}
 		case e.ctx.Err() != nil:
 			e.drop(names.DropShutdown, b.spans)

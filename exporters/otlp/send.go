@@ -60,7 +60,7 @@ func (s *sender) send(ctx context.Context, request []byte) (rejected int64, mess
 		return 0, "", err
 	}
 	p := response.GetPartialSuccess()
-	return p.GetRejectedSpans(), p.GetErrorMessage(), nil
+	return p.GetRejectedSpans(), short(p.GetErrorMessage()), nil
 }
 
 func (s *sender) dial(c Config) error {
@@ -80,7 +80,7 @@ func (s *sender) dial(c Config) error {
 	s.close = conn.Close
 	s.post = func(ctx context.Context, request []byte, response *coltracepb.ExportTraceServiceResponse) error {
 		ctx = metadata.NewOutgoingContext(ctx, headers)
-		return classify(notGRPC(conn.Invoke(ctx, coltracepb.TraceService_Export_FullMethodName, request, response, options...)))
+		return classify(shortened(conn.Invoke(ctx, coltracepb.TraceService_Export_FullMethodName, request, response, options...)))
 	}
 	return nil
 }
@@ -94,16 +94,16 @@ func notHTTP(err error) error {
 	return err
 }
 
-// notGRPC is the same for a server that does not speak gRPC.
-func notGRPC(err error) error {
+// shortened is a gRPC error of bounded length, with what to change for a server that does not speak gRPC.
+func shortened(err error) error {
 	if err == nil {
 		return nil
 	}
-	s := status.Convert(err)
-	if text := s.Message(); !strings.Contains(text, "unexpected HTTP status") && !strings.Contains(text, "content-type") && !strings.Contains(text, "server preface") && !strings.Contains(text, "http2: ") {
-		return err
+	p := status.Convert(err).Proto()
+	p.Message = short(p.Message)
+	if text := p.Message; !strings.Contains(text, "unexpected HTTP status") && !strings.Contains(text, "content-type") && !strings.Contains(text, "server preface") && !strings.Contains(text, "http2: ") {
+		return status.ErrorProto(p)
 	}
-	p := s.Proto()
 	p.Message += ": the endpoint does not speak gRPC; if it speaks HTTP (port 4318 by convention), set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
 	return status.ErrorProto(p)
 }
@@ -199,18 +199,23 @@ func refusal(resp *http.Response, body []byte) error {
 		_ = proto.Unmarshal(body, &s) // what cannot be read has nothing to say
 		words = s.GetMessage()
 	}
+	if words = short(words); words == "" {
+		return errors.New(short(resp.Status))
+	}
+	return fmt.Errorf("%s: %s", short(resp.Status), words)
+}
+
+// short is a backend's text on one line of bounded length, fit for a log.
+func short(words string) string {
 	words = strings.Join(strings.Fields(words), " ")
 	if len(words) > maxWords {
 		words = words[:maxWords]
 	}
-	if words == "" {
-		return errors.New(resp.Status)
-	}
-	return fmt.Errorf("%s: %s", resp.Status, valid(words))
+	return valid(words)
 }
 
-// maxWords is how many bytes are told of a backend's reason.
-const maxWords = 200
+// maxWords is how many bytes are told of a backend's reason, or of a transport's, which may name certificates.
+const maxWords = 1000
 
 func newRequest(ctx context.Context, c Config, request []byte) (*http.Request, error) {
 	body := request

@@ -215,6 +215,39 @@ func TestPartialSuccessIsCounted(t *testing.T) {
 	}
 }
 
+// A backend's words are logged in short, whatever their length, and a warning is no loss.
+func TestLogsAreShort(t *testing.T) {
+	t.Parallel()
+	words := strings.Repeat("no\n", 1<<17)
+	for name, tt := range map[string]struct {
+		answer func(int) (*coltracepb.ExportTraceServiceResponse, error)
+		want   string
+	}{
+		"error": {func(int) (*coltracepb.ExportTraceServiceResponse, error) {
+			return nil, status.Error(codes.InvalidArgument, words)
+		}, "traces not exported"},
+		"rejected": {func(int) (*coltracepb.ExportTraceServiceResponse, error) {
+			return &coltracepb.ExportTraceServiceResponse{PartialSuccess: &coltracepb.ExportTracePartialSuccess{RejectedSpans: 1, ErrorMessage: words}}, nil
+		}, "the backend rejected spans"},
+		"warning": {func(int) (*coltracepb.ExportTraceServiceResponse, error) {
+			return &coltracepb.ExportTraceServiceResponse{PartialSuccess: &coltracepb.ExportTracePartialSuccess{ErrorMessage: words}}, nil
+		}, "the backend took the spans"},
+	} {
+		r := newReceiver()
+		r.answer = tt.answer
+		var log bytes.Buffer
+		tracer, err := otlp.New(config(r.serveGRPC(t)), otlp.Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tracer.Collective(collective(1, true))
+		shutdown(t, tracer)
+		if s := log.String(); !strings.Contains(s, tt.want) || !strings.Contains(s, "no no") || len(s) > 2000 {
+			t.Errorf("%s: logged %d bytes: %.300s", name, len(s), s)
+		}
+	}
+}
+
 // Whatever happens, every span that the policy chose is exported or counted.
 func TestEverySpanIsAccountedFor(t *testing.T) {
 	t.Parallel()
