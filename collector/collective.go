@@ -68,6 +68,9 @@ type Collective struct {
 	// Anomalous is set by the agent: slow against this communicator's own
 	// history, failed, or touched by an abnormal window.
 	Anomalous bool
+	// Rootless says that nobody sends a span that covers those of all ranks: an operation on the host
+	// of a communicator that a GPU stamps is numbered by itself, and the master knows nothing of it.
+	Rootless bool
 	// Traced is set by a Tracer that exports it, so that sinks after that one may link to its trace.
 	Traced bool
 }

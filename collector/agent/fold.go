@@ -365,7 +365,7 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 		Root: o.root, Stream: o.stream, Channels: o.channels, Seq: o.seq, Bytes: o.bytes,
 		Clock: o.clock, Replay: o.replay, ClockErr: o.clockErr,
 		Enqueued: o.enqueued, Started: o.started, Ended: o.ended, Wait: o.wait, Transfer: o.transfer,
-		Node: a.o.Node, Workload: r.workload, WaitedFor: o.waitedFor - 1, Former: o.ended != 0 && o.ended < a.began,
+		Node: a.o.Node, Workload: r.workload, WaitedFor: o.waitedFor - 1, Rootless: c.aside, Former: o.ended != 0 && o.ended < a.began,
 	}
 	a.jobTime(r.job, out)
 	if o.ended == 0 {

@@ -41,6 +41,9 @@ func TestFoldStamps(t *testing.T) {
 	if len(s.got) != 2 || s.got[1].Clock != record.ClockHost || s.got[1].Started != 2000 || s.got[1].CommID == s.got[0].CommID || s.got[1].Comm != "tp" {
 		t.Errorf("folded %+v", s.got)
 	}
+	if s.got[0].Rootless || !s.got[1].Rootless { // no master knows its id
+		t.Errorf("rootless: %v on the GPU, %v on the host", s.got[0].Rootless, s.got[1].Rootless)
+	}
 	a.retire(a.ranks[p])
 	if a.ops != 0 {
 		t.Errorf("room for %d operations is still taken", a.ops)

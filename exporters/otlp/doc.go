@@ -17,7 +17,8 @@
 //
 // The root covers the ranks' spans: an agent sends it when its master has told how far
 // they all reach (Root). Sends and receives are numbered by each rank for
-// itself, so theirs have no root. Abnormal transport windows and changes of paths are events of the
+// itself, so theirs have no root; nor have operations on the host of a communicator that GPUs
+// stamp, of which no master hears. Abnormal transport windows and changes of paths are events of the
 // rank's span, with the connection's identity. A collective that is still open when it is asked for is sent as
 // a snapshot with a span id of its own, marked ccl.open, ending when it was looked at; what ends after
 // that is linked to the root and no child of it.

@@ -44,6 +44,7 @@ type operation struct {
 	queued                   bool // for export, now or ever
 	historyOut               bool // what its connections' windows were around it, too
 	late                     bool // its trace's root is out, and does not cover it
+	rootless                 bool // its trace never has one
 	jobClock, replay         bool
 	clock                    record.Clock
 }

@@ -84,7 +84,7 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 		rank = openRank - rank
 	}
 	id, parent := collector.SpanID(trace, rank), root
-	if o.late || !o.kind.Collective() {
+	if o.late || o.rootless {
 		parent = [8]byte{}
 	}
 	e.begin(trace, id, parent, t.name[index(o.kind)], start, end)
@@ -96,7 +96,7 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 		e.link(&links[i], o.realOffset)
 	}
 	e.without(int(o.nwindows) - len(windows) + int(o.nlinks) - len(links) + int(o.leftOut))
-	if o.late && o.kind.Collective() {
+	if o.late && !o.rootless {
 		e.part = appendField(appendField(e.part[:0], tagTraceID, trace[:]), tagSpanID, root[:])
 		e.span = appendField(e.span, tagLink, e.part)
 	}

@@ -305,7 +305,7 @@ func (t *Tracer) remember(c *collector.Collective) (*operation, uint64) {
 		track: tr, seq: c.Seq, bytes: c.Bytes, enqueued: c.Enqueued, started: c.Started, ended: c.Ended,
 		wait: c.Wait, transfer: c.Transfer, realOffset: c.RealOffset, windows: t.nextWin, links: t.nextLink, peers: t.nextPeer, root: c.Root, channels: c.Channels,
 		seen: c.SeenAt, mapErr: c.MapErr, correction: c.Correction, clockErr: c.ClockErr, waitedFor: c.WaitedFor,
-		jobClock: c.JobClock, replay: c.Replay, clock: c.Clock,
+		jobClock: c.JobClock, replay: c.Replay, clock: c.Clock, rootless: c.Rootless || !c.Kind.Collective(),
 		kind: c.Kind, dtype: c.DType, op: c.Op, algo: c.Algo, proto: c.Proto, result: c.Result,
 		late: t.asked.has(askedKey{c.Job, c.CommID, c.Kind, c.Seq}),
 	}

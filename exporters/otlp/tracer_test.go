@@ -297,6 +297,19 @@ func TestOpenCollectiveIsSentWhenNamedAndAgainWhenItEnds(t *testing.T) {
 	}
 }
 
+// A trace whose root nobody sends has no span that names one as its parent, whatever else was asked of it.
+func TestRootless(t *testing.T) {
+	r := newReceiver()
+	tracer := newTracer(t, config(r.serveGRPC(t)), otlp.Options{})
+	c := collective(5, true)
+	c.Rootless = true
+	tracer.Collective(c)
+	spans := r.await(t, spansOf)
+	if len(spans[0].ParentSpanId) != 0 || len(spans[0].Links) != 0 || string(spans[1].ParentSpanId) != string(spans[0].SpanId) {
+		t.Errorf("%v", spans)
+	}
+}
+
 func TestAbnormalWindowsBecomeEvents(t *testing.T) {
 	r := newReceiver()
 	tracer := newTracer(t, config(r.serveGRPC(t)), otlp.Options{})
