@@ -227,6 +227,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			a.drain() // the last words
+			for _, j := range a.jobs {
+				a.localRoots(j, math.MaxInt64)
+			}
 			a.publish()
 			return nil
 		case t := <-a.traces:

@@ -68,7 +68,7 @@ func (a *Agent) traced(r *rank, c *comm, k roots.Key, t collector.Traced, anomal
 }
 
 // localRoots sends the roots of traces of a job without a master, on rank 0's node only: other
-// agents cannot tell whether it does.
+// agents cannot tell whether it does. At the end of time all of them are due.
 func (a *Agent) localRoots(j *job, now int64) {
 	for _, due := range j.roots.Due(now) {
 		_, c := j.member(due.Comm, true)
