@@ -105,6 +105,11 @@ func ConfigFromEnv(service, version, host string) (Config, error) {
 	if c.Headers, err = headers(option("HEADERS")); err != nil {
 		return Config{}, err
 	}
+	for key, value := range c.Headers {
+		if !sendable(c.Protocol, key, value) {
+			return Config{}, fmt.Errorf("OTEL_EXPORTER_OTLP_HEADERS: %s sends no header of the name %q, or not of that value", c.Protocol, key)
+		}
+	}
 	c.Timeout = 10 * time.Second
 	if v := option("TIMEOUT"); v != "" {
 		ms, err := strconv.ParseUint(v, 10, 31)
@@ -197,6 +202,8 @@ func (c *Config) endpoint() (plain bool, err error) {
 		return u.Scheme == "http", nil
 	case c.Protocol == HTTP:
 		return false, fmt.Errorf("OTLP endpoint %q: want a URL such as http://localhost:4318 (for gRPC set OTEL_EXPORTER_OTLP_PROTOCOL=grpc)", shown(v))
+	case schemed && u.User != nil:
+		return false, fmt.Errorf("OTLP endpoint %q: gRPC takes no user and password from an endpoint; set OTEL_EXPORTER_OTLP_HEADERS=authorization=Basic%%20BASE64", shown(v))
 	case schemed:
 		c.Endpoint = u.Host
 		return u.Scheme == "http", nil
@@ -270,10 +277,30 @@ func headers(s string) (map[string]string, error) {
 		key, value, ok := strings.Cut(pair, "=")
 		key = strings.TrimSpace(key)
 		decoded, err := url.PathUnescape(strings.TrimSpace(value))
-		if !ok || key == "" || err != nil || strings.ContainsAny(key+decoded, "\r\n") {
+		if !ok || key == "" || err != nil {
 			return nil, errors.New("OTEL_EXPORTER_OTLP_HEADERS: want key=value pairs separated by commas, values percent-encoded")
 		}
 		parsed[strings.ToLower(key)] = decoded
 	}
 	return parsed, nil
+}
+
+// sendable reports whether a protocol's client sends a header: with any other one, each request fails.
+func sendable(p Protocol, key, value string) bool {
+	grpc := p == GRPC
+	for _, c := range []byte(key) {
+		name := '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || strings.IndexByte("-_.", c) >= 0
+		if !name && (grpc || strings.IndexByte("!#$%&'*+^`|~", c) < 0) {
+			return false
+		}
+	}
+	if grpc && strings.HasSuffix(key, "-bin") {
+		return true // it is sent in base64
+	}
+	for _, c := range []byte(value) {
+		if c < ' ' && (grpc || c != '\t') || c == 0x7f || c > 0x7f && grpc {
+			return false
+		}
+	}
+	return true
 }

@@ -125,7 +125,11 @@ func TestConfigErrorsSayWhatToDo(t *testing.T) {
 		{map[string]string{"ENDPOINT": "https://x", "CLIENT_KEY": empty}, "set both or neither"},
 		{map[string]string{"ENDPOINT": "x:1", "PROTOCOL": "grpc", "INSECURE": "yes"}, "use true or false"},
 		{map[string]string{"ENDPOINT": "http://x", "HEADERS": "s3cret"}, "want key=value pairs"},
-		{map[string]string{"ENDPOINT": "http://x", "HEADERS": "a=s3cret%0d%0aX: y"}, "want key=value pairs"},
+		{map[string]string{"ENDPOINT": "http://x", "HEADERS": "a=s3cret%0d%0aX: y"}, `no header of the name "a"`},
+		{map[string]string{"ENDPOINT": "http://x", "HEADERS": "my tenant=s3cret"}, `no header of the name "my tenant"`},
+		{map[string]string{"ENDPOINT": "http://x", "PROTOCOL": "grpc", "HEADERS": "tenant!=s3cret"}, `grpc sends no header of the name "tenant!"`},
+		{map[string]string{"ENDPOINT": "http://x", "PROTOCOL": "grpc", "HEADERS": "tenant=s3cret%C3%A9"}, `grpc sends no header of the name "tenant"`},
+		{map[string]string{"ENDPOINT": "http://u:s3cret@x:4317"}, `"http://x:4317": gRPC takes no user and password`},
 		{map[string]string{"ENDPOINT": "http://x", "OTEL_RESOURCE_ATTRIBUTES": "pod"}, "OTEL_RESOURCE_ATTRIBUTES"},
 	} {
 		setenv(t, tt.env)
