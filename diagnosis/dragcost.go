@@ -46,28 +46,28 @@ func (d *drags) alike(r int32, h int) float64 {
 	if !d.wholeFor(node, horizons[h]) {
 		return 1
 	}
-	return min(d.joint.less(), math.Sqrt(float64(min(len(d.onNode[node]), mostTogether))))
+	root := math.Sqrt(float64(min(len(d.onNode[node]), mostTogether)))
+	if d.joint.n == 0 {
+		return root
+	}
+	return min(max(1, d.joint.less()), root)
 }
 
 // jointNoise tells by how much less a node's ranks wander as one than each by itself: those that wander by themselves
 // by the root of their number, and those that share their work, as a tensor-parallel group shares its sequences, not at
-// all.
+// all. As long as little is known they are taken for the former.
 type jointNoise struct {
-	one, each float64 // mean distances from the norm in a window: of the mean of a node's ranks, and of one rank
-	n         int32   // windows
+	one   float64 // mean distance from the norm of the mean of a node's ranks in a window
+	ratio float64 // of that to a rank's
+	n     float64 // windows, and what is taken for as many
 }
 
 const (
-	leastJoint = 3 // windows that tell
-	farJoint   = 3 // times as far as nodes have been: that is a fault, of one of them or not
+	ownWay   = 16 // windows for which the root of their number counts
+	farJoint = 3  // times as far as nodes have been: that is a fault, of one of them or not
 )
 
-func (x *jointNoise) less() float64 {
-	if x.n < leastJoint || x.one <= 0 {
-		return 1
-	}
-	return max(1, x.each/x.one)
-}
+func (x *jointNoise) less() float64 { return 1 / max(x.ratio, 1e-3) }
 
 // measureNodes notes how nodes wander in this window, beside their ranks, apart from what all have in common. A node of
 // which a rank is far outside, or watched, tells nothing: it may be slow.
@@ -101,13 +101,15 @@ func (d *drags) measureNodes() {
 		return
 	}
 	x := &d.joint
-	if x.n >= leastJoint && one/nodes > farJoint*x.one {
+	if x.n == 0 {
+		*x = jointNoise{one: one / nodes, ratio: 1 / math.Sqrt(mostTogether), n: ownWay}
+	}
+	if one/nodes > farJoint*x.one || each == 0 {
 		return
 	}
-	x.n++
-	weight := 1 / float64(min(x.n, 64))
-	x.one += (one/nodes - x.one) * weight
-	x.each += (each/nodes - x.each) * weight
+	x.n = min(x.n+1, 64)
+	x.one += (one/nodes - x.one) / x.n
+	x.ratio += (one/each - x.ratio) / x.n
 }
 
 // mostTogether of a node's ranks count as so many that wander by themselves: they share a host.
