@@ -11,10 +11,20 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
+// large is a program whose thread-local variables are larger than the stack of the plugin's thread.
+var large = flavour{name: "large", flags: []string{"-DTHREAD_LOCAL=300000"}}
+
 // The agent switches the events while the process runs.
 func TestControl(t *testing.T) {
+	for _, f := range []flavour{plain, large} {
+		t.Run(f.name, func(t *testing.T) { testControl(t, f) })
+	}
+}
+
+func testControl(t *testing.T, f flavour) {
+	t.Helper()
 	dir := t.TempDir()
-	cmd := command(t, plain, dir, nil, "5", "control")
+	cmd := command(t, f, dir, nil, "5", "control")
 	var out strings.Builder
 	cmd.Stdout = &out
 	if err := cmd.Start(); err != nil {

@@ -1,5 +1,9 @@
 #include "driver.h"
 
+#ifdef THREAD_LOCAL
+__thread char of_each_thread[THREAD_LOCAL];
+#endif
+
 int main(int argc, char **argv)
 {
 	if (argc < 4) {

@@ -110,26 +110,36 @@ static void *help(void *arg)
 	return NULL;
 }
 
-/* A process that has no thread for it goes without: what NCCL tells of is recorded all the same. */
-static void start_helper(void)
+static int create_helper(pthread_t *t, size_t stack)
 {
 	pthread_attr_t attr;
+	if (pthread_attr_init(&attr))
+		return -1;
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	if (stack)
+		pthread_attr_setstacksize(&attr, stack);
+	int err = pthread_create(t, &attr, help, NULL);
+	pthread_attr_destroy(&attr);
+	return err;
+}
+
+/* A process that has no thread for it goes without: what NCCL tells of is recorded all the same. A program's thread-local
+ * variables lie on each thread's stack: where they are larger than the small one, it gets one of the usual size. */
+static void start_helper(void)
+{
 	pthread_condattr_t cond;
 	pthread_t t;
 	sigset_t all, before;
-	if (plugin.helping || pthread_attr_init(&attr))
+	if (plugin.helping)
 		return;
 	pthread_condattr_init(&cond);
 	pthread_condattr_setclock(&cond, CLOCK_MONOTONIC);
 	pthread_cond_init(&wake, &cond);
 	pthread_condattr_destroy(&cond);
-	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attr, 128 << 10);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's */
-	plugin.helping = pthread_create(&t, &attr, help, NULL) == 0;
+	plugin.helping = !create_helper(&t, 128 << 10) || !create_helper(&t, 0);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&attr);
 	if (plugin.helping)
 		pthread_setname_np(t, "lockstep-nccl");
 }
