@@ -40,7 +40,7 @@ func TestSanitizers(t *testing.T) {
 	scenes := []string{"pipes", "peers", "net", "late", "lost", "forks", "crowd"}
 	vs, sampled := []string{"5"}, []string{"tight", "waking"}
 	if long {
-		scenes = append(scenes, "basic", "fused", "p2p", "graph", "symmetric", "hang", "threads", "many", "twice", "stale", "endless")
+		scenes = append(scenes, "basic", "fused", "p2p", "graph", "symmetric", "hang", "threads", "many", "twice", "stale", "endless", "copies")
 		// Without a set of their own: which kernels are asked for changes all the time.
 		sampled = append(sampled, "tight", "stuck", "blind", "threads", "pipes", "selves", "selfish")
 		vs = versions

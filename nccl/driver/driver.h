@@ -90,6 +90,7 @@ int scene(const char *name);
 void net(void);
 void peers(void);
 void churn(void);
+void copies(void);
 void twice(void);
 void stale(void);
 void tight(void);

@@ -436,7 +436,7 @@ int scene(const char *name)
 {
 	static const struct { const char *name; void (*play)(void); } scenes[] = {
 		{"basic", basic}, {"fused", fused}, {"p2p", p2p}, {"graph", graph}, {"symmetric", symmetric}, {"lost", lost}, {"endless", endless}, {"crowd", crowd},
-		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"peers", peers}, {"many", many}, {"churn", churn}, {"forks", forks}, {"clones", clones}, {"control", control},
+		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"peers", peers}, {"many", many}, {"churn", churn}, {"forks", forks}, {"clones", clones}, {"control", control}, {"copies", copies},
 		{"twice", twice}, {"stale", stale}, {"tight", tight}, {"waking", waking}, {"stuck", stuck}, {"blind", blind}, {"selves", selves}, {"selfish", selfish},
 	};
 	for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)

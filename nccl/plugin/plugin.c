@@ -43,8 +43,8 @@ static int quiet_mask(int version)
 
 /* ---- the helper ---- */
 
-/* NCCL reads its mask at each group's start. Callers write it too, without the lock: they are
- * in a call of the library that has it, which is thus not gone. */
+/* NCCL reads its mask at each group's start. Callers write it too, without the lock, and that of each other library in the
+ * process: who does holds sampling.turning, which forget_mask waits for. */
 HIDDEN void set_masks(int quiet)
 {
 	uint32_t n = LOAD(&plugin.nmasks);
@@ -274,16 +274,39 @@ static void open_plugin(int version, int32_t rank, int32_t ranks)
 
 /* ---- what NCCL calls ---- */
 
-static void keep_mask(int *mask, int version)
+/* A communicator more has this mask. Returns it, or NULL when it is not kept. */
+static int *keep_mask(int *mask, int version)
 {
-	for (uint32_t i = 0; i < plugin.nmasks; i++)
-		if (plugin.masks[i].mask == mask)
-			return;
-	if (plugin.nmasks < sizeof plugin.masks / sizeof *plugin.masks) {
-		SET(&plugin.masks[plugin.nmasks].mask, mask);
-		SET(&plugin.masks[plugin.nmasks].version, version);
-		STORE(&plugin.nmasks, plugin.nmasks + 1);
+	uint32_t i = 0;
+	while (i < plugin.nmasks && plugin.masks[i].mask != mask)
+		i++;
+	if (i == sizeof plugin.masks / sizeof *plugin.masks)
+		return NULL;
+	if (i == plugin.nmasks) {
+		SET(&plugin.masks[i].mask, mask);
+		SET(&plugin.masks[i].version, version);
+		plugin.masks[i].comms = 0;
+		STORE(&plugin.nmasks, i + 1);
 	}
+	plugin.masks[i].comms++;
+	return mask;
+}
+
+/* A communicator less has this mask. After its last one the library may go, and the mask with it, while others stay. */
+static void forget_mask(const int *mask)
+{
+	uint32_t i = 0, last = plugin.nmasks - 1;
+	while (i < plugin.nmasks && plugin.masks[i].mask != mask)
+		i++;
+	if (i == plugin.nmasks || --plugin.masks[i].comms)
+		return;
+	int mine = !take_turn(&plugin.sampling.turning);
+	SET(&plugin.masks[i].mask, plugin.masks[last].mask);
+	SET(&plugin.masks[i].version, plugin.masks[last].version);
+	plugin.masks[i].comms = plugin.masks[last].comms;
+	STORE(&plugin.nmasks, last);
+	if (mine)
+		STORE(&plugin.sampling.turning, (uint32_t)0);
 }
 
 static int init(int version, void **context, uint64_t id, int *mask, const char *name, int ranks, int rank, nccl_logger log)
@@ -302,11 +325,12 @@ static int init(int version, void **context, uint64_t id, int *mask, const char 
 	} else {
 		SET(&plugin.tick, lockstep_now());
 		struct comm *c = place_comm(version, id, name ? name : "", rank, ranks);
+		SET(mask, mask_of(plugin.set, version)); /* of one without room operations are told, too, and counted */
 		if (c) {
 			*context = make_context(c);
+			c->events = keep_mask(mask, version);
 			plugin.alive++;
 		}
-		keep_mask(mask, version);
 		use_events(plugin.set);
 		start_helper();
 		if (plugin.helping)
@@ -379,8 +403,8 @@ static int finalize(void *context)
 			lockstep_comm_set_state(c->rec, LOCKSTEP_COMM_LEFT);
 		if (mine)
 			STORE(&c->busy, 0);
-		if (!--plugin.alive)
-			STORE(&plugin.nmasks, (uint32_t)0); /* NCCL may go, and its mask with it */
+		plugin.alive--;
+		forget_mask(c->events);
 	}
 	pthread_mutex_unlock(&lock);
 	return 0;

@@ -92,6 +92,7 @@ struct comm {
 	struct op *ops;
 	uint32_t size; /* of ops as allocated */
 	int32_t ranks, version; /* of the interface: two libraries of NCCL may be in one process */
+	int *events; /* the mask of its library */
 	struct lockstep_comm *rec;
 	int64_t left; /* when it was finalized */
 	struct comm *next_left;
@@ -199,7 +200,7 @@ struct plugin {
 	uint32_t salt;  /* of contexts */
 	struct lockstep_writer w;
 	int set, chosen; /* sets of events: in use, chosen at the start */
-	struct { int *mask, version; } masks[16];
+	struct { int *mask, version; uint32_t comms; } masks[16]; /* of each library that has communicators */
 	uint32_t nmasks;
 	uint32_t used, alive; /* communicators: entries ever used, living */
 	struct comm *first_left, *last_left; /* those that were finalized, in that order */
