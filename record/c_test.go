@@ -13,14 +13,15 @@ import (
 )
 
 // buildC compiles the C test program against the generated header.
-func buildC(tb testing.TB) string {
+func buildC(tb testing.TB, flags ...string) string {
 	tb.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
 		tb.Skip("no C compiler: cc is not in PATH")
 	}
 	bin := filepath.Join(tb.TempDir(), "producers")
-	out, err := exec.Command(cc, "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-Ic", "-o", bin, "c/testdata/producers.c", "-lpthread").CombinedOutput()
+	args := append([]string{"-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-Ic", "-o", bin, "c/testdata/producers.c", "-lpthread"}, flags...)
+	out, err := exec.Command(cc, args...).CombinedOutput()
 	if err != nil {
 		tb.Fatalf("cc: %v\n%s", err, out)
 	}
@@ -154,6 +155,18 @@ func TestCProducers(t *testing.T) {
 	}
 	if len(conns) != 1 || conns[0] != wantConn {
 		t.Errorf("conns %+v\nwant  %+v", conns, wantConn)
+	}
+}
+
+// Signals that come while a recorder is made do not keep it from being made.
+func TestCRecorderAmongSignals(t *testing.T) {
+	out, err := exec.Command(buildC(t, "-DINTERRUPTED"), t.TempDir(), "bench", "1").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	path, _, _ := strings.Cut(string(out), "\n")
+	if h := open(t, path).Header(); h.Appended == 0 || !h.Closed {
+		t.Errorf("%+v", h)
 	}
 }
 

@@ -1165,6 +1165,21 @@ static inline int lockstep_find_dir(const char *given, char *dir, size_t size)
 	return lockstep_use_dir(dir);
 }
 
+/* Gives a file its size and its memory, a piece at a time: kernels that a signal interrupts begin a piece all over, and
+ * a program that is profiled gets one every millisecond. Returns 0, or an error's number. */
+static inline int lockstep_reserve(int fd, uint64_t size)
+{
+	const uint64_t piece = 64 << 10;
+	for (uint64_t at = 0; at < size; at += piece) {
+		int err = EINTR;
+		for (int i = 0; i < 1000 && err == EINTR; i++)
+			err = posix_fallocate(fd, (off_t)at, (off_t)(size - at < piece ? size - at : piece));
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
 /*
  * Makes a recorder file <job>.<rank>.<pid>.rec, mode 0600. It appears under its
  * name only when its header is complete, and its memory is reserved first.
@@ -1226,7 +1241,7 @@ static inline int lockstep_create(struct lockstep_writer *w, const struct lockst
 		errno = EFBIG;
 		goto fail;
 	}
-	if ((errno = posix_fallocate(fd, 0, (off_t)h.file_size)))
+	if ((errno = lockstep_reserve(fd, h.file_size)))
 		goto fail;
 	mem = (char *)mmap(NULL, h.file_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (mem == (char *)MAP_FAILED)
