@@ -9,7 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/launcher"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -22,8 +24,10 @@ func TestIdentify(t *testing.T) {
 		{"", record.Identity{}, false},
 		{"RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 TORCHELASTIC_RUN_ID=llm TORCHELASTIC_RESTART_COUNT=2", record.Identity{Job: "llm", Rank: 3, WorldSize: 8, LocalRank: 1, Attempt: 2}, true},
 		{"RANK=3 WORLD_SIZE=8 TORCHELASTIC_RUN_ID=none SLURM_JOB_ID=77 SLURM_PROCID=0 SLURM_NTASKS=2", record.Identity{Job: "slurm-77", Rank: 3, WorldSize: 8}, true},
-		{"SLURM_PROCID=5 SLURM_NTASKS=16 SLURM_LOCALID=5 SLURM_JOB_ID=77 SLURM_RESTART_COUNT=1", record.Identity{Job: "slurm-77", Rank: 5, WorldSize: 16, LocalRank: 5, Attempt: 1}, true},
+		{"SLURM_STEP_ID=0 SLURM_PROCID=5 SLURM_NTASKS=16 SLURM_LOCALID=5 SLURM_JOB_ID=77 SLURM_RESTART_COUNT=1", record.Identity{Job: "slurm-77", Rank: 5, WorldSize: 16, LocalRank: 5, Attempt: 1}, true},
 		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1", record.Identity{Rank: 1, WorldSize: 2, LocalRank: 1}, true},
+		{"SLURM_PROCID=0 SLURM_NTASKS=16 SLURM_JOB_ID=77", record.Identity{Job: "slurm-77"}, false}, // a batch script is no rank
+		{"KUBERNETES_SERVICE_HOST=x JOB_COMPLETION_INDEX=2 WORLD_SIZE=4 JOBSET_NAME=llm", record.Identity{Job: "llm", Rank: 2, WorldSize: 4}, true},
 		{"RANK=8 WORLD_SIZE=8", record.Identity{}, false},
 		{"RANK=-1 WORLD_SIZE=8", record.Identity{}, false},
 		{"LOCKSTEP_JOB=mine LOCKSTEP_RANK=0 LOCKSTEP_WORLD_SIZE=1 RANK=4 WORLD_SIZE=9 TORCHELASTIC_RUN_ID=other", record.Identity{Job: "mine", WorldSize: 1}, true},
@@ -35,6 +39,29 @@ func TestIdentify(t *testing.T) {
 		}
 		if got, ok := identify(env); got != c.want || ok != c.ok {
 			t.Errorf("%q: %+v %v, want %+v", c.env, got, ok, c.want)
+		}
+	}
+}
+
+// A process is the same rank of the same job by its probes as by its plugin and its marks, which have the launchers' table.
+func TestIdentifyAsTheLaunchersTableDoes(t *testing.T) {
+	for _, env := range []map[string]string{
+		{"RANK": "3", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "Llama_70b.2"},                                               // no DNS label
+		{"RANK": "3", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "29400", "SLURM_JOB_ID": "77"},                               // torchrun --rdzv-id $RANDOM in a batch script
+		{"RANK": "3", "WORLD_SIZE": "8", "LOCKSTEP_JOB": "LLM", "JOB_NAME": "other"},                                         // the most explicit
+		{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_orte_num_restarts": "4", "LOCKSTEP_JOB": "mpi"}, // restarted
+		{"KUBERNETES_SERVICE_HOST": "x", "JOB_COMPLETION_INDEX": "0", "JOB_GLOBAL_INDEX": "5", "WORLD_SIZE": "8", "JOBSET_NAME": "set", "JOBSET_RESTART_ATTEMPT": "2"},
+	} {
+		want, err := launcher.Detect(func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, ok := identify(env)
+		if !ok || got.Job != want.Job || int(got.Rank) != want.Rank || int(got.WorldSize) != want.World || int(got.Attempt) != want.Attempt {
+			t.Errorf("%v: %+v %v, want %+v", env, got, ok, want)
+		}
+		if err := wire.CheckJob(got.Job); err != nil {
+			t.Errorf("%v: no master watches it: %v", env, err)
 		}
 	}
 }

@@ -228,7 +228,7 @@ func (s *scanner) identify(env map[string]string) *record.Identity {
 		return nil
 	}
 	return &record.Identity{
-		Job: env["LOCKSTEP_JOB"], Node: who.Node, Rank: int32(who.Rank), WorldSize: int32(who.World), LocalRank: int32(who.Local), Attempt: uint32(who.Attempt),
+		Job: who.Job, Node: who.Node, Rank: int32(who.Rank), WorldSize: int32(who.World), LocalRank: int32(who.Local), Attempt: uint32(who.Attempt),
 	}
 }
 

@@ -61,7 +61,7 @@ func newNode(t *testing.T, o starting.Options) *node {
 // environ is what lockstep attach and torchrun set.
 func (n *node) environ(rank, size, attempt int) []string {
 	return []string{
-		"PATH=" + os.Getenv("PATH"), "LOCKSTEP_JOB=llm", "LOCKSTEP_RUNTIME_DIR=" + n.dir, "NCCL_PROFILER_PLUGIN=/opt/lockstep/libnccl-profiler-lockstep.so",
+		"PATH=" + os.Getenv("PATH"), "LOCKSTEP_JOB=LLM", "LOCKSTEP_RUNTIME_DIR=" + n.dir, "NCCL_PROFILER_PLUGIN=/opt/lockstep/libnccl-profiler-lockstep.so",
 		fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", size), fmt.Sprint("LOCAL_RANK=", rank), fmt.Sprint("TORCHELASTIC_RESTART_COUNT=", attempt),
 	}
 }
