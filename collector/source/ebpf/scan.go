@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -142,8 +143,15 @@ func (s *scanner) look(pid int) (id libraryID) {
 		if len(fields) < 5 || bytes.IndexByte(fields[1], 'x') < 0 || !mayHaveNCCL(path) {
 			continue
 		}
-		byPath := filepath.Join(dir, "root", strings.TrimSuffix(path, " (deleted)"))
-		id = s.file(string(fields[3])+" "+string(fields[4]), byPath, filepath.Join(dir, "map_files", string(fields[0])))
+		name, deleted := strings.CutSuffix(path, " (deleted)")
+		paths := []string{filepath.Join(dir, "root", name), filepath.Join(dir, "map_files", string(fields[0]))}
+		if deleted {
+			slices.Reverse(paths)
+			if !hasInode(paths[1], string(fields[4])) {
+				paths = paths[:1] // another file has the name by now
+			}
+		}
+		id = s.file(string(fields[3])+" "+string(fields[4]), paths...)
 		if id != (libraryID{}) {
 			return id
 		}
@@ -156,6 +164,16 @@ func (s *scanner) look(pid int) (id libraryID) {
 		}
 	}
 	return id
+}
+
+// hasInode reports whether a file has this number. NFS calls files deleted that are there.
+func hasInode(path, inode string) bool {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return false
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	return ok && strconv.FormatUint(st.Ino, 10) == inode
 }
 
 // file attaches to a mapped file by the first of the paths that works, once for each file.
