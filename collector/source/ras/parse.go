@@ -3,10 +3,12 @@ package ras
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -16,7 +18,7 @@ import (
 )
 
 // maxAnswer bounds what is read of an answer: 100,000 ranks in JSON are about 60 MB,
-// of which the first communicators are enough.
+// of which the first ranks are enough.
 const maxAnswer = 16 << 20
 
 // ErrAnswer is what Parse's errors wrap: the answer is none of RAS.
@@ -35,25 +37,8 @@ func Parse(answer []byte) (*collector.RAS, error) {
 	return parseText(answer)
 }
 
-// jsonComm is a communicator in the JSON answer; fields that are not here are passed over.
-type jsonComm struct {
-	Hash  string `json:"hash"`
-	Size  int64  `json:"size"`
-	Ranks []struct {
-		Rank   int64             `json:"rank"`
-		Counts map[string]uint64 `json:"collective_counts"`
-	} `json:"ranks"`
-	Missing []struct {
-		Rank   int64 `json:"rank"`
-		PID    int64 `json:"pid"`
-		Status struct {
-			Unresponsive *bool `json:"unresponsive"`
-			Dead         bool  `json:"considered_dead"`
-		} `json:"status"`
-	} `json:"missing_ranks"`
-}
-
-// parseJSON reads communicator by communicator, so that memory is bounded by the largest.
+// parseJSON reads word by word, and keeps what it returns and a few words of each rank: memory is bounded
+// whatever somebody writes. Of a communicator that was cut short the ranks that had come count.
 func parseJSON(answer []byte) (*collector.RAS, error) {
 	out := &collector.RAS{}
 	d := json.NewDecoder(bytes.NewReader(withCommas(answer)))
@@ -72,10 +57,9 @@ func parseJSON(answer []byte) (*collector.RAS, error) {
 			err = d.Decode(&out.Version)
 		case "communicators":
 			known = true
-			err = parseComms(d, out)
+			err = list(d, func() error { return parseComm(d, out) })
 		default:
-			var skip json.RawMessage
-			err = d.Decode(&skip)
+			err = skip(d)
 		}
 		if err != nil {
 			if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
@@ -130,63 +114,154 @@ func withCommas(answer []byte) []byte {
 	return append(out, answer[done:]...)
 }
 
-func parseComms(d *json.Decoder, out *collector.RAS) error {
-	if t, err := d.Token(); err != nil {
-		return err
-	} else if t != json.Delim('[') {
-		return errors.New("communicators is no list")
-	}
-	for d.More() {
-		var j jsonComm
-		if err := d.Decode(&j); err != nil {
+// list calls each at every element of a list, object at every value of an object: it is to be read there.
+// Something else in its place is an error, null is an empty one.
+func list(d *json.Decoder, each func() error) error {
+	return within(d, '[', each)
+}
+
+func object(d *json.Decoder, each func(name string) error) error {
+	return within(d, '{', func() error {
+		name, err := d.Token()
+		if err != nil {
 			return err
 		}
-		if len(out.Comms) == collector.MaxRASComms {
-			continue
+		s, _ := name.(string) // of an object it is one
+		return each(s)
+	})
+}
+
+func within(d *json.Decoder, begin json.Delim, each func() error) error {
+	switch t, err := d.Token(); {
+	case err != nil:
+		return err
+	case t == nil:
+		return nil
+	case t != begin:
+		return fmt.Errorf("%v, want %v", t, begin)
+	}
+	for d.More() {
+		if err := each(); err != nil {
+			return err
 		}
-		id, err := strconv.ParseUint(strings.TrimPrefix(j.Hash, "0x"), 16, 64)
-		if err != nil {
-			continue // of no use
-		}
-		out.Comms = append(out.Comms, j.comm(id))
 	}
 	_, err := d.Token()
 	return err
 }
 
-func (j *jsonComm) comm(id uint64) collector.RASComm {
-	c := collector.RASComm{ID: id, Size: rank(j.Size)}
-	for _, m := range j.Missing {
-		if m.Status.Unresponsive != nil && !*m.Status.Unresponsive && !m.Status.Dead {
-			continue // it answers, and is not in this communicator: it joins or leaves
-		}
-		c.Miss(collector.RASRank{Rank: rank(m.Rank), PID: rank(m.PID), Dead: m.Status.Dead})
-	}
-	most := map[string]uint64{}
-	for _, r := range j.Ranks {
-		for kind, n := range r.Counts {
-			if len(most) < 64 || most[kind] > 0 {
-				most[kind] = max(most[kind], n)
-			}
-		}
-	}
-	for _, kind := range sorted(most) {
-		for _, r := range j.Ranks {
-			if n, ok := r.Counts[kind]; ok && n < most[kind] {
-				c.FallBehind(collector.RASBehind{Rank: rank(r.Rank), Coll: printable(kind), Launched: n, Most: most[kind]})
-			}
-		}
-	}
-	return c
+func skip(d *json.Decoder) error {
+	var passed json.RawMessage
+	return d.Decode(&passed)
 }
 
-func sorted(m map[string]uint64) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
+// parseComm reads a communicator; fields that are not here are passed over.
+func parseComm(d *json.Decoder, out *collector.RAS) error {
+	var c collector.RASComm
+	var hash string
+	kinds := launches{}
+	err := object(d, func(name string) error {
+		switch name {
+		case "hash":
+			return d.Decode(&hash)
+		case "size":
+			var size int64
+			err := d.Decode(&size)
+			c.Size = rank(size)
+			return err
+		case "ranks":
+			return list(d, func() error { return kinds.parse(d) })
+		case "missing_ranks":
+			return list(d, func() error { return parseMissing(d, &c) })
+		}
+		return skip(d)
+	})
+	id, e := strconv.ParseUint(strings.TrimPrefix(hash, "0x"), 16, 64)
+	if e != nil || len(out.Comms) == collector.MaxRASComms { // of no use, or one too many
+		return err
 	}
-	slices.Sort(keys)
-	return keys
+	c.ID = id
+	kinds.tell(&c)
+	out.Comms = append(out.Comms, c)
+	return err
+}
+
+func parseMissing(d *json.Decoder, c *collector.RASComm) error {
+	var number, pid int64
+	var status struct {
+		Unresponsive *bool `json:"unresponsive"`
+		Dead         bool  `json:"considered_dead"`
+	}
+	err := object(d, func(name string) error {
+		switch name {
+		case "rank":
+			return d.Decode(&number)
+		case "pid":
+			return d.Decode(&pid)
+		case "status":
+			return d.Decode(&status)
+		}
+		return skip(d)
+	})
+	if err != nil {
+		return err
+	}
+	if status.Unresponsive == nil || *status.Unresponsive || status.Dead { // else it answers, and is not in this communicator: it joins or leaves
+		c.Miss(collector.RASRank{Rank: rank(number), PID: rank(pid), Dead: status.Dead})
+	}
+	return nil
+}
+
+// launches are how many operations of a kind ranks have launched, at most of maxKinds.
+type launches map[string][]launch
+
+type launch struct {
+	rank int32
+	n    uint64
+}
+
+const maxKinds = 64
+
+// parse reads one rank.
+func (l launches) parse(d *json.Decoder) error {
+	var number int64
+	counts := map[string]uint64{}
+	err := object(d, func(name string) error {
+		switch name {
+		case "rank":
+			return d.Decode(&number)
+		case "collective_counts":
+			return object(d, func(kind string) error {
+				var n uint64
+				err := d.Decode(&n)
+				if _, ok := counts[kind]; ok || len(counts) < maxKinds {
+					counts[kind] = n
+				}
+				return err
+			})
+		}
+		return skip(d)
+	})
+	if err != nil {
+		return err
+	}
+	for kind, n := range counts {
+		if _, ok := l[kind]; ok || len(l) < maxKinds {
+			l[kind] = append(l[kind], launch{rank(number), n})
+		}
+	}
+	return nil
+}
+
+// tell adds the ranks that are behind, kind by kind.
+func (l launches) tell(c *collector.RASComm) {
+	for _, kind := range slices.Sorted(maps.Keys(l)) {
+		most := slices.MaxFunc(l[kind], func(a, b launch) int { return cmp.Compare(a.n, b.n) }).n
+		for _, x := range l[kind] {
+			if x.n < most {
+				c.FallBehind(collector.RASBehind{Rank: x.rank, Coll: printable(kind), Launched: x.n, Most: most})
+			}
+		}
+	}
 }
 
 // rank is a number that can be a rank or a pid, -1 when it cannot.

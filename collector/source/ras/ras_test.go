@@ -9,6 +9,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -90,6 +92,74 @@ func TestParseJSONCounts(t *testing.T) {
 	c := got.Comms[0]
 	if len(got.Comms) != 1 || len(c.Behind) != collector.MaxRASRanks || !c.More || c.Behind[1] != (collector.RASBehind{Rank: 3, Coll: "AllReduce", Launched: 99, Most: 100}) || len(c.Missing) != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// Of a communicator of a large job only the first ranks fit into what is read: they count.
+func TestParseJSONCutShort(t *testing.T) {
+	ranks := strings.Repeat(`{"rank": 1, "collective_counts": {"AllReduce": 5}}, `, 3)
+	got, err := Parse([]byte(`{"nccl_version": "2.29", "communicators": [{"hash": "0x10", "size": 9, "ranks": [{"rank": 0, "collective_counts": {"AllReduce": 6}}, ` + ranks + `{"rank": 7, "coll`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Comms) != 1 || got.Comms[0].ID != 0x10 || got.Comms[0].Size != 9 || len(got.Comms[0].Behind) != 3 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The largest answer takes little more memory than itself, whatever is in it.
+func TestParseInBoundedMemory(t *testing.T) {
+	const begin = `{"communicators": [{"hash": "0x1", "ranks": [{`
+	for name, s := range map[string][3]string{
+		"missing ranks":  {`{"communicators": [{"hash": "0x1", "missing_ranks": [{}`, `,{}`, `]}]}`},
+		"ranks":          {begin + `}`, `,{}`, `]}]}`},
+		"communicators":  {`{"communicators": [{}`, `,{}`, `]}`},
+		"counts":         {begin + `"collective_counts": {"": 1`, `,"":1`, `}}]}]}`},
+		"kinds of calls": {begin + `"collective_counts": {"": 1`, `,"%07x":1`, `}}]}]}`},
+		"lines":          {"NCCL version 2.28\n", "#0-0 (1) MISMATCH\n", ""},
+	} {
+		var b bytes.Buffer
+		for i := 0; b.Len() < maxAnswer/2; i++ {
+			if i == 0 {
+				b.WriteString(s[0])
+			}
+			if strings.Contains(s[1], "%") {
+				fmt.Fprintf(&b, s[1], i)
+			} else {
+				b.WriteString(s[1])
+			}
+		}
+		b.WriteString(s[2])
+		var before runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		if peak := peakOf(func() {
+			if _, err := Parse(b.Bytes()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}); peak > before.HeapAlloc+maxAnswer {
+			t.Errorf("%s: %d MiB for an answer of %d", name, (peak-before.HeapAlloc)>>20, b.Len()>>20)
+		}
+	}
+}
+
+// peakOf is the largest heap that was seen while f ran, without much garbage.
+func peakOf(f func()) (peak uint64) {
+	defer debug.SetGCPercent(debug.SetGCPercent(10))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	for {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		peak = max(peak, m.HeapAlloc)
+		select {
+		case <-done:
+			return peak
+		case <-time.After(time.Millisecond):
+		}
 	}
 }
 
