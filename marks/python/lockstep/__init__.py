@@ -23,8 +23,8 @@ __all__ = ["step", "checkpoint", "evaluation", "compiling", "data_loading", "loa
 
 
 def step(n):
-    """The step of this number begins. Numbers grow, also over restarts."""
-    _recorder.mark(_recorder.L.MARK_STEP, 0, int(n))
+    """The step of this number, from 0, begins. Numbers grow, also over restarts."""
+    _recorder.step(n)
 
 
 @contextlib.contextmanager
@@ -63,8 +63,9 @@ def data_loading():
 
 
 def loading(batches):
-    """Iterates over batches, and tells that each next one is data loading."""
-    it = iter(batches)
+    """Iterates over batches, and tells that each next one is data loading, and so is the loader's start."""
+    with data_loading():  # its workers are forked from a process that has its file of marks
+        it = iter(batches)
     while True:
         with data_loading():
             try:

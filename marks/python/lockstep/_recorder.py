@@ -220,10 +220,20 @@ _pid = None  # of the process that tried to make one
 _why = None
 
 
+def _in_child():
+    """A thread that is not in the child may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 def _open():
     global _recorder, _pid, _why
-    if _pid is None:
-        with _lock:
+    # A signal's handler may have interrupted the first mark of this very thread: it goes without.
+    if _pid is None and _lock.acquire(timeout=0.1):
+        try:
             if _pid is None:
                 try:
                     if os.environ.get("LOCKSTEP_RECORDER") == "off":
@@ -233,6 +243,8 @@ def _open():
                 except Exception as e:  # the program matters more
                     _why = f"{type(e).__name__}: {e}"
                 _pid = os.getpid()
+        finally:
+            _lock.release()
     return _recorder is not None and _pid == os.getpid()
 
 
@@ -245,6 +257,17 @@ def mark(code, flags, value):
     except Exception as e:
         _why = f"{type(e).__name__}: {e}"
         _recorder = None
+
+
+def step(n):
+    try:
+        n = int(n)
+        if not 0 <= n < 1 << 64:
+            raise ValueError(f"step {n}: want a number from 0")
+    except Exception as e:
+        because(e)
+        return
+    mark(L.MARK_STEP, 0, n)
 
 
 def path():
