@@ -232,17 +232,14 @@ func TestMoves(t *testing.T) {
 		if l.resumes == 0 {
 			return errors.New("it has never moved")
 		}
+		switch downs, switches := told(t, writers[rank]); { // before the other one leaves
+		case downs > 0:
+			return fmt.Errorf("%d links are recorded as down, and they were only moved", downs)
+		case switches == 0:
+			return errors.New("no switch is recorded")
+		}
 		return nil
 	})
-	for rank, w := range writers {
-		downs, switches := told(t, w)
-		if downs > 0 {
-			t.Errorf("rank %d records %d links down, and they were only moved", rank, downs)
-		}
-		if switches == 0 {
-			t.Errorf("rank %d records no switch", rank)
-		}
-	}
 }
 
 // recorded is a rank's recorder.
@@ -282,6 +279,7 @@ func TestMoveWithdrawn(t *testing.T) {
 			w, comm := recorded(t, 0)
 			plans := [2]*planner{{t: t}, {t: t}}
 			before, withdrawn := make(chan struct{}), make(chan struct{})
+			downs := 0
 			goroutines(t, apart, 2, func(c *Config) {
 				if c.Paths, c.Bounds = plans[c.Rank], unhurried; c.Rank == 0 {
 					c.Recorder, c.Comm = w, comm
@@ -303,9 +301,10 @@ func TestMoveWithdrawn(t *testing.T) {
 				if close(withdrawn); err == nil && comes {
 					err = exchange(m, rank, size, 2, 10, 50_000)
 				}
+				downs, _ = told(t, w) // before the other one leaves
 				return err
 			})
-			if downs, _ := told(t, w); downs > 0 == comes {
+			if downs > 0 == comes {
 				t.Errorf("%d links down", downs)
 			}
 		})

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -264,7 +265,7 @@ func (l *tcpLink) finish() bool {
 	if l.err != nil {
 		return true
 	}
-	owing := l.completed() < l.posted()
+	owing := l.owing()
 	if owing {
 		l.watch(record.Now())
 	}
@@ -276,6 +277,8 @@ func (l *tcpLink) finish() bool {
 		l.giveCredit() // so that the peer does not connect again for what has come
 	}
 	done, whole := true, true
+	var broken *socket
+	var why error
 	for _, s := range l.socks {
 		left, err := l.end(s)
 		if !owing && l.passes && s.late {
@@ -284,15 +287,44 @@ func (l *tcpLink) finish() bool {
 		if done = done && left == 0; err == nil {
 			continue
 		}
-		if whole = false; l.completed() < l.posted() && !errors.Is(err, ErrCorrupt) {
-			l.failed(s, err) // its bytes take another path
-			return l.err != nil
+		if whole = false; broken == nil && !errors.Is(err, ErrCorrupt) {
+			broken, why = s, err
 		}
+	}
+	if broken != nil && l.owing() {
+		l.failed(broken, why) // its bytes take another path
+		return l.err != nil
 	}
 	if done && whole {
 		l.over.Store(true)
 	}
 	return done
+}
+
+// owing reports whether a closing link's peer has not said that it has all. Its word may have come over any socket
+// before it closed the others, so all that has arrived is taken in first.
+func (l *tcpLink) owing() bool {
+	for _, s := range l.socks {
+		if l.completed() >= l.posted() {
+			return false
+		}
+		_ = l.takeIn(s)
+	}
+	return l.completed() < l.posted()
+}
+
+// takeIn takes in what a closing socket has received; its end is no error.
+func (l *tcpLink) takeIn(s *socket) error {
+	for more := !s.over && !s.broken; more; {
+		s.readable = true
+		var err error
+		if _, more, err = l.step(s, nil); err != nil {
+			if s.over = errors.Is(err, io.EOF) && s.pos == s.end && s.inLo == s.inHi; !s.over {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // end moves a closing socket on, and returns how many bytes the peer's host has yet to take.
@@ -301,22 +333,13 @@ func (l *tcpLink) end(s *socket) (left int, err error) {
 		return 0, errClosed
 	}
 	s.writable = true
-	if err := s.flush(); err != nil {
-		return 0, err
-	}
-	if len(s.out) == 0 && !s.ended {
+	lost := s.flush() // what had arrived by then is read all the same
+	if lost == nil && len(s.out) == 0 && !s.ended {
 		s.ended = true
-		if err := unix.Shutdown(s.fd, unix.SHUT_WR); err != nil {
-			return 0, err
-		}
+		lost = unix.Shutdown(s.fd, unix.SHUT_WR)
 	}
-	for more := !s.over; more; {
-		s.readable = true
-		if _, more, err = l.step(s, nil); err != nil {
-			if s.over = errors.Is(err, io.EOF) && s.pos == s.end && s.inLo == s.inHi; !s.over {
-				return 0, err
-			}
-		}
+	if err := cmp.Or(lost, l.takeIn(s)); err != nil {
+		return 0, err
 	}
 	if e, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && e != 0 {
 		return 0, unix.Errno(e)
