@@ -5,9 +5,9 @@ import "math"
 // sum sums up what every rank did in the window and what its history says of it.
 func (d *drags) sum(elapsed float64) (own, ops, active float64) {
 	d.grown, d.inside = zeroed(d.grown, len(d.ev.Comms)), zeroed(d.inside, len(d.ev.Comms))
-	of := d.shares.cut(d.ev)
-	d.parts = resized(d.parts, len(of))
-	inShares(of, func(k, lo, hi int) {
+	d.shares = shares(d.shares, d.ev)
+	d.parts = resized(d.parts, len(d.shares))
+	inShares(d.shares, func(k, lo, hi int) {
 		p := &d.parts[k]
 		*p = dragPart{did: zeroed(p.did, len(d.ranks))}
 		for ci := lo; ci < hi; ci++ {

@@ -10,8 +10,8 @@ import (
 func (d *slowLinks) observe() bool {
 	elapsed := float64(d.now - d.start)
 	all := &d.rtts
-	if all.conns != nil && len(all.conns) < len(d.ev.Conns) {
-		all.conns = append(all.conns, make([]rtt, len(d.ev.Conns)-len(all.conns))...)
+	if all.conns != nil {
+		all.conns = resized(all.conns, len(d.ev.Conns))
 	}
 	var any, tells atomic.Bool
 	var mu sync.Mutex // of the communicators that need a look

@@ -42,61 +42,38 @@ func inParts(n, items int, f func(lo, hi int)) {
 	wg.Wait()
 }
 
-// shares cuts communicators into as many runs of about as many members, whatever the machine has: where floats are
-// summed up in each, their sums are the same everywhere.
-type shares struct {
-	of []share
-}
-
+// share is a run of communicators, from lo to below hi.
 type share struct{ lo, hi int }
 
 const mostShares = 4
 
-// cut cuts anew. Of few members there is one share.
-func (s *shares) cut(ev *Evidence) []share {
+// shares cuts communicators into as many runs of about as many members, whatever the machine has: where floats are
+// summed up in each, their sums are the same everywhere. Of few members there is one share. of is scratch.
+func shares(of []share, ev *Evidence) []share {
 	all := 0
 	for ci := range ev.Comms {
 		all += len(ev.Comms[ci].Members)
 	}
-	s.of = s.of[:0]
-	if all < manyItems {
-		s.of = append(s.of, share{0, len(ev.Comms)})
-		return s.of
-	}
+	of = of[:0]
 	lo, n := 0, 0
 	for ci := range ev.Comms {
 		n += len(ev.Comms[ci].Members)
-		if n*mostShares >= all*(len(s.of)+1) && len(s.of) < mostShares-1 {
-			s.of = append(s.of, share{lo, ci + 1})
-			lo = ci + 1
+		if all >= manyItems && n*mostShares >= all*(len(of)+1) && len(of) < mostShares-1 {
+			of, lo = append(of, share{lo, ci + 1}), ci+1
 		}
 	}
-	s.of = append(s.of, share{lo, len(ev.Comms)})
-	return s.of
+	return append(of, share{lo, len(ev.Comms)})
 }
 
 // inShares calls f for each share, several at once where there are several.
 func inShares(of []share, f func(k, lo, hi int)) {
-	if len(of) == 1 || runtime.GOMAXPROCS(0) == 1 {
-		for k, s := range of {
-			f(k, s.lo, s.hi)
-		}
-		return
+	items := 0
+	if len(of) > 1 {
+		items = manyItems
 	}
-	var left atomic.Int64
-	work := func() {
-		for {
-			k := int(left.Add(1)) - 1
-			if k >= len(of) {
-				return
-			}
+	inParts(len(of), items, func(from, to int) {
+		for k := from; k < to; k++ {
 			f(k, of[k].lo, of[k].hi)
 		}
-	}
-	var wg sync.WaitGroup
-	for range min(len(of), runtime.GOMAXPROCS(0), mostWorkers) - 1 {
-		wg.Go(work)
-	}
-	work()
-	wg.Wait()
+	})
 }

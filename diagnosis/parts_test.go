@@ -41,9 +41,9 @@ func TestShares(t *testing.T) {
 			ev.Comms = append(ev.Comms, Comm{Members: members[:n]})
 			all += n
 		}
-		var s shares
+		of := shares(nil, ev)
 		at, most := 0, 0
-		for _, x := range s.cut(ev) {
+		for _, x := range of {
 			if x.lo != at || x.hi < x.lo {
 				t.Fatalf("a share of %d to %d after %d", x.lo, x.hi, at)
 			}
@@ -60,7 +60,7 @@ func TestShares(t *testing.T) {
 			t.Errorf("a share of %d of %d members", most, all)
 		}
 		seen := make([]atomic.Int32, len(sizes))
-		inShares(s.of, func(_, lo, hi int) {
+		inShares(of, func(_, lo, hi int) {
 			for ci := lo; ci < hi; ci++ {
 				seen[ci].Add(1)
 			}

@@ -248,9 +248,9 @@ func (v *view) sumRanks() {
 		return
 	}
 	v.summed = true
-	of := v.shares.cut(v.ev)
-	v.partSums = resized(v.partSums, len(of))
-	inShares(of, func(k, lo, hi int) {
+	v.shares = shares(v.shares, v.ev)
+	v.partSums = resized(v.partSums, len(v.shares))
+	inShares(v.shares, func(k, lo, hi int) {
 		v.partSums[k] = zeroed(v.partSums[k], len(v.ev.Ranks))
 		sums := v.partSums[k]
 		for ci := lo; ci < hi; ci++ {

@@ -44,11 +44,10 @@ func (d *arrivals) eachStep(ci int32) uint64 {
 // grouped are parts put together to rounds, of so many collectives or of a time. Only the last round changes as
 // parts come, so that to bring them up to date costs what has come.
 type grouped struct {
-	all     []arrivalPart
-	begin   int // part with which the last round begins
-	over    int // rounds that have ended, or have been put together anew
-	by      groupedBy
-	started bool
+	all   []arrivalPart
+	begin int // part with which the last round begins
+	over  int // rounds that have ended, or have been put together anew
+	by    groupedBy
 }
 
 // groupedBy is what rounds depend on beside the last parts.
@@ -61,12 +60,11 @@ type groupedBy struct {
 // update brings rounds up to date: of period collectives, 0: of as many as come in a time.
 func (g *grouped) update(x *arrivalsOf, time int64, period uint64) {
 	by := groupedBy{time, period, x.phase, x.dropped}
-	if n := len(g.all); g.started && g.by == by && n > 0 {
+	if n := len(g.all); n > 0 && g.by == by {
 		g.all = g.all[:n-1]
 	} else {
-		g.all, g.begin, g.over = g.all[:0], 0, g.over+1
+		g.all, g.begin, g.over, g.by = g.all[:0], 0, g.over+1, by
 	}
-	g.started, g.by = true, by
 	begun := len(g.all)
 	for i := g.begin; i < len(x.parts); i++ {
 		p := &x.parts[i]

@@ -33,7 +33,7 @@ type view struct {
 	state []rankState
 	sums  []rankSums // by world rank, once sumRanks has been called
 	// What is summed up over all members is so in shares: these are the sums of each.
-	shares   shares
+	shares   []share
 	partSums [][]rankSums
 	summed   bool
 	held     []int32 // communicators with an operation open for too long

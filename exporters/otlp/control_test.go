@@ -40,17 +40,13 @@ func collected(t *testing.T, c prometheus.Collector) map[string]float64 {
 	return n
 }
 
-// Whatever a backend that refuses, or is away at the end, costs of the control plane's spans is counted.
-func TestControlCountsWhatIsLost(t *testing.T) {
-	r := newReceiver()
-	r.answer = func(int) (*coltracepb.ExportTraceServiceResponse, error) {
-		return nil, status.Error(codes.InvalidArgument, "no")
-	}
-	tracer, err := otlp.NewControl(config(r.serveGRPC(t)), "lockstep/master")
+// counted has a control plane send spans to a backend, ends it, and returns what it has counted.
+func counted(t *testing.T, backend *receiver, spans int) map[string]float64 {
+	t.Helper()
+	tracer, err := otlp.NewControl(config(backend.serveGRPC(t)), "lockstep/master")
 	if err != nil {
 		t.Fatal(err)
 	}
-	const spans = 5000 // more than the queue holds
 	for range spans {
 		_, span := tracer.Start(context.Background(), "x")
 		span.End()
@@ -60,7 +56,17 @@ func TestControlCountsWhatIsLost(t *testing.T) {
 	if err := tracer.Shutdown(ctx); err != nil {
 		t.Error(err)
 	}
-	n := collected(t, tracer)
+	return collected(t, tracer)
+}
+
+// Whatever a backend that refuses, or is away at the end, costs of the control plane's spans is counted.
+func TestControlCountsWhatIsLost(t *testing.T) {
+	r := newReceiver()
+	r.answer = func(int) (*coltracepb.ExportTraceServiceResponse, error) {
+		return nil, status.Error(codes.InvalidArgument, "no")
+	}
+	const spans = 5000 // more than the queue holds
+	n := counted(t, r, spans)
 	if n[""] != 0 || n[names.DropExportFailed] == 0 || sum(n) != spans {
 		t.Errorf("of %d spans counted %v", spans, n)
 	}
@@ -80,20 +86,7 @@ func TestControlCountsPartialSuccess(t *testing.T) {
 		r.answer = func(int) (*coltracepb.ExportTraceServiceResponse, error) {
 			return &coltracepb.ExportTraceServiceResponse{PartialSuccess: &coltracepb.ExportTracePartialSuccess{RejectedSpans: tt.rejected, ErrorMessage: "deprecated"}}, nil
 		}
-		tracer, err := otlp.NewControl(config(r.serveGRPC(t)), "lockstep/master")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 5 {
-			_, span := tracer.Start(context.Background(), "x")
-			span.End()
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), bound)
-		defer cancel()
-		if err := tracer.Shutdown(ctx); err != nil {
-			t.Error(err)
-		}
-		n := collected(t, tracer)
+		n := counted(t, r, 5)
 		maps.DeleteFunc(n, func(_ string, v float64) bool { return v == 0 })
 		if r.requests != 1 || !maps.Equal(n, tt.want) {
 			t.Errorf("%s: counted %v in %d requests, want %v", name, n, r.requests, tt.want)

@@ -119,11 +119,12 @@ type lineIn struct {
 // socket is one of a link's sockets.
 type socket struct {
 	fd                 int
-	readable, writable bool // as far as edges and calls have told
-	hungUp             bool // read on to its end
-	over               bool // nothing more can be read
-	broken             bool // nothing more can be written
-	ended              bool // closing: the end is on its way
+	readable, writable bool  // as far as edges and calls have told
+	hungUp             bool  // read on to its end
+	over               bool  // nothing more can be read
+	broken             bool  // nothing more can be written
+	ended              bool  // closing: the end is on its way
+	unread             error // closing: why what the peer has still sent cannot be read
 	stalled            bool
 	late, retold       bool   // see reinject.go; and the peer was told again what had been consumed
 	port               uint16 // source port
@@ -313,18 +314,18 @@ func (l *tcpLink) owing() bool {
 	return l.completed() < l.posted()
 }
 
-// takeIn takes in what a closing socket has received; its end is no error.
+// takeIn takes in what a closing socket has received; its end is no error. The kernel tells an error once only.
 func (l *tcpLink) takeIn(s *socket) error {
-	for more := !s.over && !s.broken; more; {
+	for more := !s.over && !s.broken && s.unread == nil; more; {
 		s.readable = true
 		var err error
 		if _, more, err = l.step(s, nil); err != nil {
 			if s.over = errors.Is(err, io.EOF) && s.pos == s.end && s.inLo == s.inHi; !s.over {
-				return err
+				s.unread, more = err, false
 			}
 		}
 	}
-	return nil
+	return s.unread
 }
 
 // end moves a closing socket on, and returns how many bytes the peer's host has yet to take.
