@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -27,10 +29,18 @@ type pipeline struct {
 func startPipeline(t *testing.T, job string, dirs []string, sources ...func() agent.NamedSource) *pipeline {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	m, err := master.New(master.Options{Job: job, Listen: "127.0.0.1:0", Log: log})
+	state := t.TempDir()
+	m, err := master.New(master.Options{Job: job, Listen: "127.0.0.1:0", StateDir: state, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // what the verdicts were made of, once the master has written it all
+		if out := os.Getenv("OUT"); out != "" && t.Failed() {
+			if err := os.CopyFS(filepath.Join(out, filepath.Base(t.Name())), os.DirFS(state)); err != nil {
+				t.Log(err)
+			}
+		}
+	})
 	p := &pipeline{master: m}
 	run := func(f func(context.Context) error) {
 		ctx, cancel := context.WithCancel(context.Background())

@@ -6,13 +6,14 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// watchAgain takes down whether bytes were sent again in the window.
-func (h *connHistory) watchAgain(resent uint64) {
+// watchAgain takes down whether bytes were sent again in the window. Of a queue pair nobody tells: there it is whether
+// its monitor finds the network slow, if only now and then.
+func (h *connHistory) watchAgain(c *Conn) {
 	now := float32(0)
-	if resent > h.resent {
+	if c.Resent > h.resent || slowStill(c) {
 		now = 1
 	}
-	h.resent = resent
+	h.resent = c.Resent
 	h.again += (now - h.again) / 4
 }
 

@@ -141,6 +141,10 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 			if !slices.Contains(p.cells, x.cell) {
 				continue
 			}
+			if c := &d.ev.Conns[x.conn]; lost && slowStill(c) {
+				f.why("the network of %d → %d (%s) is slow now and then by the word of its monitor, unlike before and unlike others", x.cell.src, x.cell.dst, c)
+				continue
+			}
 			if lost {
 				f.why("%d → %d (%s) sends bytes again in most windows, unlike before and unlike others", x.cell.src, x.cell.dst, &d.ev.Conns[x.conn])
 				continue

@@ -78,7 +78,7 @@ func (d *slowLinks) observeOne(i int, elapsed float64) (any bool) {
 	h.share = float32(c.SlowWindows-h.slow) / float32(n)
 	h.windows, h.slow = c.Windows, c.SlowWindows
 	h.watchShare(c.Cause)
-	h.watchAgain(c.Resent)
+	h.watchAgain(c)
 	h.flight = float32(flights) / float32(d.passes)
 	h.held = 0
 	if d.settled(&h.base) {

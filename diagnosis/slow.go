@@ -186,7 +186,7 @@ func (d *slowLinks) judge() {
 	}
 	for i := 0; i < len(d.slow); i++ {
 		s := &d.slow[i]
-		if !d.conns[s.conn].fresh && !d.knowsRTT(s.conn) || s.rtt > 0 && d.rtts.conns[s.conn].grown || slices.ContainsFunc(suspects, func(x slowConn) bool { return x.conn == s.conn }) || d.feltIn(s.comm) && d.loses(s.conn, s.comm, s.cell) {
+		if !d.conns[s.conn].fresh && !d.knowsRTT(s.conn) || s.rtt > 0 && d.rtts.conns[s.conn].grown || slices.ContainsFunc(suspects, func(x slowConn) bool { return x.conn == s.conn }) || d.feltIn(s.comm) && d.loses(s.conn, s.comm, s.cell) || slowStill(&d.ev.Conns[s.conn]) {
 			continue // what is lost now and then delays some windows and not others
 		}
 		if s.normal(d.window) {
@@ -419,10 +419,16 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 		return false
 	}
 	h := &d.conns[s.conn]
-	if !d.seeWaiting || h.usualFlight >= 0.5 {
+	if !d.seeWaiting || h.usualFlight >= 0.5 || slowStill(&d.ev.Conns[s.conn]) {
 		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && max(h.outside, s.share) >= leastOutside
 	}
 	return h.outside >= leastOutside && s.flight >= max(0.2, h.usualFlight+0.15)
+}
+
+// slowStill reports whether the network of a queue pair is slow by the word of its monitor, which goes by many
+// windows. A NIC acknowledges what it takes, whatever the program does that waits for it, so that word is enough.
+func slowStill(c *Conn) bool {
+	return c.Transport.QueuePair() && c.Cause == record.CauseNetwork
 }
 
 // leastOutside is which share of its windows the monitor of a slow connection finds slow at least,

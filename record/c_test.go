@@ -2,6 +2,7 @@ package record_test
 
 import (
 	"bufio"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -37,6 +38,22 @@ func TestHeaderIsCPlusPlus(t *testing.T) {
 	cmd.Stdin = strings.NewReader("#include \"lockstep_record.h\"\nint main() { return 0; }\n")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("c++: %v\n%s", err, out)
+	}
+}
+
+// A directory's name may end in slashes, behind which a symbolic link is refused as ever.
+func TestCDir(t *testing.T) {
+	bin, dir := buildC(t), t.TempDir()
+	out, err := exec.Command(bin, dir+"//", "1", "1").Output()
+	if path := strings.TrimSpace(string(out)); err != nil || filepath.Dir(path) != dir || path != filepath.Clean(path) {
+		t.Errorf("in %s//: %q, %v", dir, path, err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(bin, link+"/", "1", "1").Output(); err == nil {
+		t.Errorf("behind a link: %q", out)
 	}
 }
 

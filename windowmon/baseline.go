@@ -43,6 +43,7 @@ import (
 // neither the worst windows nor a fault that begins move it far; and when a fault is
 // found, what its beginning has taught is forgotten. Windows in which mostly this
 // host's progress thread did not run say nothing about the network, for or against.
+// What is slow now and then, and never in most of the last windows, is rare's (rare.go).
 // Outside of that state a window is told as slow for the network only when it is that
 // much slower, too: the others are this connection's usual jitter, and told as normal.
 type judge struct {
@@ -62,6 +63,7 @@ type judge struct {
 	before   usual   // what was usual before the last windows, when these are not
 	far      float64 // share of the last windows that exceed usual.extent by much
 	seen     uint32  // windows that usual has learnt from
+	rare     rare
 }
 
 // usual is what is known of a connection's windows.
@@ -83,6 +85,8 @@ type work struct {
 	excess float64 // of these, each times by how many times it exceeds its normal
 	normal float64 // what they normally are
 	known  bool    // the normal of some request is known
+
+	unfinished bool // one that is slow has not completed
 }
 
 // slowness is how many times slower than normal the network was, at the mean of
@@ -111,6 +115,8 @@ func newJudge(c Config) judge {
 		resolution: int64(c.Resolution), adopt: int64(c.Adopt),
 		learning: true,
 		usual:    usual{0.3, 4}, // cautious until it is learnt
+		before:   usual{0.3, 4},
+		rare:     rare{on: c.Rare},
 	}
 }
 
@@ -137,7 +143,9 @@ func (j *judge) request(size uint64, service, latency float64, count uint32) {
 
 // overdue judges a request that has not completed, by the time that it has
 // taken so far.
-func (j *judge) overdue(size uint64, service, latency float64) { j.weigh(size, service, latency) }
+func (j *judge) overdue(size uint64, service, latency float64) {
+	_, j.work.unfinished = j.weigh(size, service, latency)
+}
 
 // waited counts a request that spent most of its time waiting for the receiver
 // or for this host's CPU, and so says nothing about the network.
@@ -235,8 +243,8 @@ func (j *judge) follow(w *Window) {
 			j.far += memory
 		}
 	}
-	// How slow a window was in which nothing has completed is not known yet.
-	if told && j.learning && j.work.known && w.WRs > 0 {
+	// How slow a window was is not known yet when nothing has completed, or what is slow has not.
+	if told && j.learning && j.work.known && w.WRs > 0 && !j.work.unfinished {
 		j.seen++
 		u := &j.usual
 		u.share += max(patience, 1/float64(prior+j.seen)) * (hit - u.share)
@@ -247,7 +255,14 @@ func (j *judge) follow(w *Window) {
 			u.extent = max(1, u.extent*(1-gain*(1-most)))
 		}
 	}
-	if !j.slowNow() {
+	if told {
+		cost := 0.
+		if hit > 0 && slowness > much*j.before.extent {
+			cost = float64(w.Network) * (1 - 1/slowness)
+		}
+		j.rare.window(cost, float64(w.Network))
+	}
+	if !j.slowNow() && !j.rare.suspected() {
 		j.before = j.usual
 	}
 
@@ -260,6 +275,9 @@ func (j *judge) follow(w *Window) {
 			next = c
 		}
 	}
+	if j.rare.is && next != CPUStarved {
+		next = Network
+	}
 	if next != j.state {
 		j.state, j.since = next, w.Last
 		if next == Network {
@@ -267,6 +285,9 @@ func (j *judge) follow(w *Window) {
 		}
 	}
 	j.learning = j.state != Network || w.Last-j.since >= j.adopt
+	if j.rare.is && j.learning {
+		j.rare.adopt()
+	}
 	w.State = j.state
 	w.Anomaly = w.Cause == Network && j.state == Network
 	if hit > 0 && j.state != Network && slowness <= much*j.usual.extent {

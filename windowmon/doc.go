@@ -11,6 +11,8 @@
 // each completion: when it turns bad that is an event (Event), wherever windows begin and
 // end. One is no state: that takes most of the last windows.
 //
+// On queue pairs (Config.Rare) it finds as well what is slow now and then only, by the time that it costs.
+//
 // A Monitor is a plain value, about 3 KiB, that its owner embeds. It
 // allocates nothing, reads no clock, starts no goroutine, and takes no lock: it
 // belongs to the one thread that drives the connection. It compares a

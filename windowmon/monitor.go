@@ -240,7 +240,8 @@ func (m *Monitor) close(at int64) bool {
 	w.Last = at
 	if w.WRs > 0 {
 		w.Latency = m.latency / int64(w.WRs)
-	} else if m.out > 0 {
+	}
+	if m.out > 0 && (w.WRs == 0 || m.verdict.rare.on) {
 		if e := m.queue.oldest(); 2*(m.network-e.network) >= at-e.at {
 			m.verdict.overdue(m.queue.oldestSize(), float64(m.network-max(m.doneAt, e.network)), float64(m.network-e.network))
 		}

@@ -69,6 +69,10 @@ type Config struct {
 	// Adopt is how long a slow network may last before it becomes the normal one.
 	Adopt time.Duration
 
+	// Rare says that a network is told as well that is slow now and then only, as one is that loses a
+	// packet of hundreds: for transports whose completions do not wait for the peer's program.
+	Rare bool
+
 	// Period is how often a connection that closes windows is told of though
 	// nothing has changed; Quiet is the least time between two tellings.
 	Period, Quiet time.Duration

@@ -109,7 +109,7 @@ func (j *Job) monitor(n *node, c *comm, e *edge, x *diagnosis.Conn) {
 		}
 		x.LatencyNs *= 3
 		x.SlowWindows += w
-	case e.factor >= 1.5:
+	case e.factor >= 1.5 || e.rare.is:
 		x.Cause = record.CauseNetwork
 	case e.transport != record.TransportTCP && late < 0 && draw%4 == 0:
 		x.Cause = record.CauseSenderStarved

@@ -21,6 +21,7 @@ type edge struct {
 	lag                       int64   // how long at a time its receiver waits, when that is not by its bandwidth
 	queue                     float64 // what its segments wait for in the network, ns
 	slow                      uint64  // windows
+	rare                      rare    // of a queue pair
 	down                      bool    // by the word of its ends
 	downAt                    int64
 	switched                  bool
@@ -239,7 +240,46 @@ func (j *Job) effect(h hit, c *comm, at int64, d float64) (factor float64, add i
 	if e.factor >= 1.5 && !stalled {
 		e.slow += j.windows(c)
 	}
+	if e.transport.QueuePair() && !stalled {
+		e.rare.transfer(d, e.factor)
+	}
 	return factor, add, stalled
+}
+
+// rare is what a queue pair's monitor knows of a network that is slow now and then (windowmon/rare.go), of a
+// connection that a fault has touched.
+type rare struct {
+	is                  bool
+	debt, since, behind float64 // ns
+	runs                int
+	slow                bool // the last transfer was
+}
+
+// transfer takes over one that would take d, ns, and took factor times as long.
+func (r *rare) transfer(d, factor float64) {
+	const share, told, runs, over = 0.1, 200e6, 4, 8
+	slow, took, cost := factor >= 1.5, d*factor, 0.0
+	if slow {
+		cost = took - d
+	}
+	if r.debt = min(r.debt+cost-share*took, 2*told); r.debt <= 0 {
+		*r = rare{slow: slow}
+		return
+	}
+	r.since += took
+	r.behind += took
+	if slow {
+		r.behind = 0
+		if !r.slow {
+			r.runs++
+		}
+	}
+	r.slow = slow
+	if r.behind*float64(r.runs) > over*r.since {
+		*r = rare{}
+	} else if r.debt >= told && r.runs >= runs {
+		r.is = true
+	}
 }
 
 // windows is how many windows of its monitor one operation fills on each connection.

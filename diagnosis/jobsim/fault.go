@@ -313,9 +313,11 @@ func (j *Job) harm(f *fault, c *comm, e *edge, at int64, d float64) (factor floa
 		return max(f.Factor, 1), 0, false
 	case PairLoss:
 		// TCP: a loss costs a round trip, or a retransmission time-out when it was the
-		// last segment of a burst. RDMA goes back to it and sends all again.
+		// last segment of a burst. RDMA goes back to it and sends all again, and tells nobody.
 		draw := unit(hash(c.id, c.seq, uint64(at)))
-		e.resent += uint64(f.Factor * 64e6)
+		if e.transport == record.TransportTCP {
+			e.resent += uint64(f.Factor * 64e6)
+		}
 		factor = 1 + 40*f.Factor
 		if draw < min(0.9, 8*f.Factor) {
 			add = int64(200 * time.Millisecond)

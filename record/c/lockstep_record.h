@@ -1143,16 +1143,22 @@ static inline int lockstep_use_dir(const char *dir)
 static inline int lockstep_find_dir(const char *given, char *dir, size_t size)
 {
 	struct stat st;
-	const char *base = given ? given : getenv("LOCKSTEP_RUNTIME_DIR");
+	const char *named = given ? given : getenv("LOCKSTEP_RUNTIME_DIR");
 	const char *form = "%s-%u";
-	int set = base && *base;
+	char base[384];
+	int set = named && *named;
+	size_t n;
 
 	if (!set)
-		base = "/dev/shm/lockstep";
-	if (strlen(base) + 12 > size) {
+		named = "/dev/shm/lockstep";
+	for (n = strlen(named); n > 1 && named[n - 1] == '/';) /* a slash at the end follows a symbolic link */
+		n--;
+	if (n + 12 > size || n >= sizeof base) {
 		errno = ENAMETOOLONG;
 		return -1;
 	}
+	memcpy(base, named, n);
+	base[n] = 0;
 	if (!given && !stat(base, &st) && S_ISDIR(st.st_mode) && (st.st_mode & S_ISVTX) && (st.st_mode & 02) && (!st.st_uid || st.st_uid == geteuid())) {
 		form = "%s/%u"; /* root has made it for everybody */
 	} else if (set && !lockstep_use_dir(base)) {

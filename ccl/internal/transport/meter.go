@@ -71,7 +71,7 @@ func (t *meter) open(m *Mesh, e record.ConnEntry) {
 	}
 	t.on, t.rec, t.conn, t.comm, t.peer = true, m.cfg.Recorder, conn, e.Comm, e.Peer
 	t.mem = e.Transport.InMemory()
-	t.mon.Init(windowmon.Config{})
+	t.mon.Init(windowmon.Config{Rare: e.Transport.QueuePair()})
 	t.link(record.LinkUp)
 }
 
