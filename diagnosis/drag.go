@@ -44,6 +44,7 @@ type drags struct {
 	short    float64                // the usual distance of a rank from its norm in a window, as a share of it
 	usual    [len(horizons)]float64 // the same of means over so many windows
 	joint    jointNoise
+	phases   phases
 	slow     []slowRank
 	measured int32 // windows that noise has been measured in
 	few      bool  // the window that is judged is of few steps
@@ -102,7 +103,7 @@ var horizons = [...]int32{4, 8, 16, costWindows}
 
 func (d *drags) forget() {
 	*d = drags{window: d.window, scratch: d.scratch,
-		cut: d.cut.forgotten(), members: d.members[:0], ops0: d.ops0[:0], grown: d.grown[:0], first: d.first[:0], ranks: d.ranks[:0], did: d.did[:0], parts: d.parts, slow: d.slow[:0]}
+		phases: phases{doublings: d.phases.doublings}, cut: d.cut.forgotten(), members: d.members[:0], ops0: d.ops0[:0], grown: d.grown[:0], first: d.first[:0], ranks: d.ranks[:0], did: d.did[:0], parts: d.parts, slow: d.slow[:0]}
 }
 
 func (d *drags) find(found []finding) []finding {
@@ -131,7 +132,7 @@ func (d *drags) complete() bool {
 		h, c := &d.comms[i], &d.ops0[i]
 		done := h.ops - min(c.ops, h.ops)
 		any = any || done > 0
-		waiting = waiting || (done > 0 || c.active) && done < 2*uint64(len(d.ev.Comms[i].Members))
+		waiting = waiting || (done > 0 || c.active) && done < d.phases.ops()*uint64(len(d.ev.Comms[i].Members))
 	}
 	return any && (!waiting || d.last > 0 && elapsed > 4*d.last)
 }
@@ -164,6 +165,11 @@ func (d *drags) align() bool {
 func (d *drags) judge() {
 	elapsed := float64(d.cut.at - d.at)
 	own, ops, active := d.sum(elapsed)
+	if d.view.step == 0 && d.phases.uneven(own/max(ops, 1)) {
+		d.phases.doublings++
+		d.forget()
+		return
+	}
 	usual := d.isUsual(own / max(ops, 1))
 	common := d.common()
 	d.lengths[d.windows%costWindows] = elapsed
