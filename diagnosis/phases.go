@@ -1,23 +1,21 @@
 package diagnosis
 
-import "math/bits"
-
 // phases tells how many operations a stretch has to have. Where a step has a handful that come together, as the buckets
 // of a backward pass do, a stretch of few is one phase of a step, and the next one another: none says what is usual.
 // Stretches of several steps are alike.
 type phases struct {
 	doublings uint
 	before    float64 // own time an operation of the stretch before, ns
-	jumps     uint8   // of the last stretches, a bit each: far from the one before
 	seen      int     // stretches
+	jumps     int     // of these: far from the one before
 }
 
 const (
 	phaseOps       = 2 // operations of each communicator in a stretch, at first
 	phaseDoublings = 3 // at most
 	phaseJump      = 1.35
-	phaseJumps     = 5  // of 8 stretches
-	phaseSeen      = 16 // stretches that are looked at: later on a fault is as likely
+	phaseJumps     = 5 // of 8 stretches
+	phaseSeen      = 8 // that are looked at: later on a fault is as likely
 )
 
 // ops is how many operations of each communicator in use a stretch has at least.
@@ -29,10 +27,9 @@ func (p *phases) uneven(perOp float64) bool {
 		return false
 	}
 	p.seen++
-	jump := p.before > 0 && (perOp > phaseJump*p.before || p.before > phaseJump*perOp)
-	p.before = perOp
-	if p.jumps <<= 1; jump {
-		p.jumps |= 1
+	if p.before > 0 && (perOp > phaseJump*p.before || p.before > phaseJump*perOp) {
+		p.jumps++
 	}
-	return bits.OnesCount8(p.jumps) >= phaseJumps
+	p.before = perOp
+	return p.jumps >= phaseJumps
 }

@@ -92,6 +92,15 @@ func TestLosesALittle(t *testing.T) {
 	}
 }
 
+// TestPhases has a node slower than the others in jobs without marks whose steps have a handful of collectives, all at
+// their end: stretches of few operations are one phase of a step and then another.
+func TestPhases(t *testing.T) {
+	for _, seed := range []uint64{5700048, 5700054, 5700067} {
+		s := mustMake(t, "node x 1.5", seed)
+		mustConfirm(t, s, diagnosis.NoncommunicationSlow, func(c diagnosis.Culprit) bool { return c.Kind == diagnosis.CulpritNode })
+	}
+}
+
 // TestLateByChance plays half an hour each of healthy jobs in which ranks are late for several
 // collectives in a row, now one and now another: by one lateness that overlapping calls show one
 // after the other, by what a whole step takes longer, and in one of several communicators of the
