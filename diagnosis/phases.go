@@ -13,7 +13,7 @@ type phases struct {
 const (
 	phaseOps       = 2 // operations of each communicator in a stretch, at first
 	phaseDoublings = 3 // at most
-	phaseJump      = 1.35
+	phaseJump      = 2 // times the one before
 	phaseJumps     = 5 // of 8 stretches
 	phaseSeen      = 8 // that are looked at: later on a fault is as likely
 )

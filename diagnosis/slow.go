@@ -426,9 +426,10 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 }
 
 // slowStill reports whether the network of a queue pair is slow by the word of its monitor, which goes by many
-// windows. A NIC acknowledges what it takes, whatever the program does that waits for it, so that word is enough.
+// windows. A NIC acknowledges what it takes, whatever the program does that waits for it, so that word is enough. (What
+// NCCL's plugin tells of all that goes to a peer has no queue pair's number, and waits for the peer's receive.)
 func slowStill(c *Conn) bool {
-	return c.Transport.QueuePair() && c.Cause == record.CauseNetwork
+	return c.Transport.QueuePair() && c.QueuePair != 0 && c.Cause == record.CauseNetwork
 }
 
 // leastOutside is which share of its windows the monitor of a slow connection finds slow at least,

@@ -27,6 +27,9 @@ func (j *Job) reportEdge(n *node, c *comm, k int32, src, dst bool) {
 		}
 		e.at = int32(len(j.ev.Conns))
 		j.ev.Conns = append(j.ev.Conns, diagnosis.Conn{Comm: c.at, Src: e.src, Dst: e.dst, Transport: e.transport, Name: j.edgeName(c, e)})
+		if e.transport.QueuePair() {
+			j.ev.Conns[len(j.ev.Conns)-1].QueuePair = uint32(len(j.ev.Conns))
+		}
 		j.connOf = append(j.connOf, connRef{c, k})
 	}
 	x := &j.ev.Conns[e.at]
