@@ -81,7 +81,7 @@ func (d *slowLinks) around(slow []cell, transports map[record.Transport]bool) (x
 		if again && other {
 			continue // its monitor and its RTT do not agree: it tells nothing
 		}
-		again = again || d.besideByRTT(int32(i)) || slowStill(c)
+		again = again || d.besideByRTT(int32(i))
 		if at[k] && !again || !slices.ContainsFunc(slow, func(s cell) bool {
 			return s.src == k.src || s.dst == k.dst || s.src == k.dst || s.dst == k.src || d.sameNode(s, k)
 		}) {
